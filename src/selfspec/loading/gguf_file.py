@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfspec.errors import ModelLoadError, UnsupportedModelError
+from selfspec.errors import ModelLoadError
 from selfspec.loading.gguf_header import Header, parse_header
-from selfspec.runtimes.formats import GGUF_FORMATS
 
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _COUNT, _NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
@@ -119,7 +118,7 @@ class GgufFile:
 
         Raises:
             ModelLoadError: the file, or a part of it, is missing, cut short or damaged.
-            UnsupportedModelError: the file is big-endian, or a tensor has an unknown number type.
+            UnsupportedModelError: the file is big-endian, or a tensor has a number type that does not run.
         """
         path = Path(path)
         with contextlib.ExitStack() as opened:
@@ -129,20 +128,6 @@ class GgufFile:
             file = cls(path, parts, parts[0].header.metadata, _join(parts))
             opened.pop_all()
         return file
-
-    def check_runnable(self) -> None:
-        """Refuses number types that selfspec does not run.
-
-        Raises:
-            UnsupportedModelError: a tensor has such a type; the message names it.
-        """
-        refused = {tensor.type: tensor.name for tensor in self.tensors.values() if tensor.type not in GGUF_FORMATS}
-        if refused:
-            name = next(iter(refused.values()))
-            raise UnsupportedModelError(
-                f"'{self.path}' holds weights as {', '.join(sorted(refused))} ('{name}'), which are not supported; "
-                "take a file of another type, as Q4_K_M, Q6_K or Q8_0"
-            )
 
     def close(self) -> None:
         """Unmaps the files, or those that arrays of ``GgufTensor.data`` still show as soon as these are gone."""
@@ -205,7 +190,7 @@ def _join(parts: list[_Part]) -> dict[str, GgufTensor]:
                 raise ModelLoadError(
                     f"the tensor '{name}' of '{part.path}' is in another part, too; download the parts again"
                 )
-            tensors[name] = GgufTensor(name, entry.type.name, entry.shape, entry.nbytes, entry.offset, part.mapping)
+            tensors[name] = GgufTensor(name, entry.type, entry.shape, entry.nbytes, entry.offset, part.mapping)
     expected = _whole_number(parts[0].header, _TENSOR_COUNT, parts[0].path)
     if len(parts) > 1 and expected != len(tensors):
         raise ModelLoadError(

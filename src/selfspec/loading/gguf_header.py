@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
-from selfspec.loading.gguf_types import GGML_TYPES, REMOVED_TYPES, GgmlType
+from selfspec.loading.gguf_types import BLOCKS, NAMES
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -52,13 +52,13 @@ class TensorEntry:
     """A tensor of the header: where its blocks are.
 
     Attributes:
-        type: its number type.
+        type: ggml's name of its number type.
         shape: in numpy's order.
         offset: from the start of the file, in bytes.
         nbytes: size of its blocks in bytes.
     """
 
-    type: GgmlType
+    type: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
@@ -203,30 +203,27 @@ class _Parser:
         shape = tuple(reversed(self._read("Q" * dimensions)))
         number, offset = self._read("IQ")
         kind = self._type(number, what)
+        block = BLOCKS[kind]
         row = shape[-1] if shape else 1
         if 0 in shape:
             self._refuse(f"{what} is empty: its shape is {shape}")
-        if row % kind.block_size:
-            self._refuse(f"rows of {row:,} numbers of {what} are not whole blocks of {kind.block_size} ({kind.name})")
-        nbytes = math.prod(shape) // kind.block_size * kind.block_bytes
+        if row % block.size:
+            self._refuse(f"rows of {row:,} numbers of {what} are not whole blocks of {block.size} ({kind})")
+        nbytes = math.prod(shape) // block.size * block.bytes
         if nbytes > _MAX_TENSOR_BYTES:
             self._refuse(f"{what} has an impossible shape, {shape}")
         if offset % alignment:
             self._refuse(f"{what} is at {offset:,}, which is no multiple of the alignment {alignment}")
         return TensorEntry(kind, shape, offset, nbytes)
 
-    def _type(self, number: int, what: str) -> GgmlType:
-        if number in GGML_TYPES:
-            return GGML_TYPES[number]
-        if number in REMOVED_TYPES:
+    def _type(self, number: int, what: str) -> str:
+        name = NAMES[number] if number < len(NAMES) else f"number type {number}"
+        if name not in BLOCKS:
             raise UnsupportedModelError(
-                f"{what} of '{self._path}' is stored as {REMOVED_TYPES[number]}, which llama.cpp has given up, too; "
-                "take a newer file of the model"
+                f"{what} of '{self._path}' is stored as {name}, which is not supported; take a file of another type, "
+                "as Q4_K_M, Q6_K or Q8_0"
             )
-        raise UnsupportedModelError(
-            f"{what} of '{self._path}' has the number type {number}, which is unknown: the file is damaged, or "
-            "newer than this version of selfspec"
-        )
+        return name
 
     def _alignment(self, metadata: Mapping[str, Any]) -> int:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)

@@ -71,7 +71,6 @@ def read_gguf(
     if expected is not None:
         check_file(expected, path)
     with GgufFile.open(path) as file:
-        file.check_runnable()
         no_kernels, available = _why_no_kernels(), available_bytes()
         packed = packed and no_kernels is None
         chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file, packed=packed)
