@@ -60,19 +60,18 @@ class Division:
             )
 
     def load(self, source: str, dtype: Any) -> tuple["PreTrainedModel", Mapping[str, Any]]:
-        """The model, divided, and transformers' report about its weights.
+        """The model, divided if it is to be, and transformers' report about its weights.
 
         Raises:
             UnsupportedModelError: transformers has no plan for its family, or parts of it are on disk.
         """
         make: Any = transformers.AutoModelForCausalLM.from_pretrained
         options = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, report = make(source, **options, **(self._plan(source) if self.tp_plan else self._map()))
+        model, report = make(
+            source, **options, **(self._plan(source) if self.tp_plan else {"device_map": self.device_map})
+        )
         placement_of(model)
         return model.eval(), report
-
-    def _map(self) -> dict[str, Any]:
-        return {"device_map": self.device_map}
 
     def _plan(self, source: str) -> dict[str, Any]:
         config: Any = transformers.AutoConfig.from_pretrained(source)

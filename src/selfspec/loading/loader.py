@@ -84,18 +84,23 @@ def load_model(
     division, precision = Division(device_map, tp_plan), parse_weights(weights)
     if device != "auto" or precision is not None:
         division.refuse_with("a device" if precision is None else "low-bit weights")
-    if division:
-        return _load_divided(name, parse_dtype(dtype), division)
-    loaded = _load(name, parse_dtype(dtype), device, precision, unpack=unpack)
+    loaded = _load(name, parse_dtype(dtype), device, precision, division, unpack=unpack)
     set_activations(loaded[0], activations)
     return loaded
 
 
 def _load(
-    name: str | Path, chosen_dtype: Any, device: str | torch.device, precision: Precision | None, *, unpack: bool
+    name: str | Path,
+    dtype: Any,
+    device: str | torch.device,
+    precision: Precision | None,
+    division: Division,
+    *,
+    unpack: bool,
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     chosen_device = torch.device("cpu") if precision is not None and device == "auto" else parse_device(device)
     has_kernels = chosen_device.type == "cpu" or (chosen_device.type in TRITON_DEVICES and has_triton())
+    packed = not unpack and precision is None
     if precision is not None and not has_kernels:
         raise DeviceError(
             f"low-bit weights of a target run on the CPU, or on CUDA with Triton, not on '{chosen_device}'; use device "
@@ -104,43 +109,24 @@ def _load(
     with _explain_failure(name):
         source = resolve_name(name)
         if (file := _gguf_file(source)) is not None:
-            packed = not unpack and precision is None and has_kernels
+            division.refuse_with("a GGUF file")
             expected = source if isinstance(source, InstallableModel) else None
-            model, tokenizer = read_gguf(file, chosen_dtype, packed=packed, expected=expected)
+            model, tokenizer = read_gguf(file, dtype, packed=packed and has_kernels, expected=expected)
             return _finish(model, precision, chosen_device), tokenizer
         source = str(source)
         _check_family(source)
         if precision is not None:
-            _check_quantisable(source, chosen_dtype, precision)
+            _check_quantisable(source, dtype, precision)
     with _explain_failure(name, "the tokenizer of "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     with _explain_failure(name):
-        if has_kernels or unpack:
-            packed = not unpack and precision is None
-            quantised: Any = read_quantised(source, chosen_dtype, packed=packed)
-            if quantised is not None:
-                return _finish(quantised, precision, chosen_device), tokenizer
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            source, dtype=chosen_dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-        model, report = loaded
+        own = not division and (has_kernels or unpack)
+        quantised = read_quantised(source, dtype, packed=packed) if own else None
+        if quantised is not None:
+            return _finish(quantised, precision, chosen_device), tokenizer
+        model, report = division.load(source, dtype)
         _check_weights(report)
-        return _finish(model.eval(), precision, chosen_device), tokenizer
-
-
-def _load_divided(
-    name: str | Path, dtype: Any, division: Division
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    with _explain_failure(name):
-        source = resolve_name(name)
-        if _gguf_file(source) is not None:
-            division.refuse_with("a GGUF file")
-        _check_family(str(source))
-        with _explain_failure(name, "the tokenizer of "):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(source))
-        model, report = division.load(str(source), dtype)
-        _check_weights(report)
-    return model, tokenizer
+        return (model if division else _finish(model, precision, chosen_device)), tokenizer
 
 
 def _finish(model: Any, precision: Precision | None, device: torch.device) -> "PreTrainedModel":

@@ -14,7 +14,7 @@ from torch import nn
 
 from selfspec.errors import ModelLoadError, SelfSpecError, UnsupportedModelError, first_line
 from selfspec.limits import is_out_of_memory
-from selfspec.model.safetensors_files import SafetensorsFiles, stored_names
+from selfspec.model.safetensors_files import SafetensorsFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,8 +134,11 @@ def has_head(model: "PreTrainedModel") -> bool:
     if model in _HELD:
         return True
     source = str(getattr(model.config, "name_or_path", "") or "")
-    layers = int(model.config.get_text_config().num_hidden_layers)
-    return bool(source) and _find(stored_names(source), layers) is not None
+    try:
+        files = SafetensorsFiles.find(source, download=False) if source else None
+    except Exception:  # of the hub's client, of safetensors, of JSON: loading the model has said so
+        return False
+    return files is not None and _find(files.names, int(model.config.get_text_config().num_hidden_layers)) is not None
 
 
 def _find(names: Collection[str], layers: int) -> _Layout | None:

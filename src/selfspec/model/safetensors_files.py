@@ -36,12 +36,12 @@ class SafetensorsFiles:
                     self._tensors[name] = _Tensor(file, tuple(part.get_shape()), str(part.get_dtype()))
 
     @staticmethod
-    def find(source: str) -> "SafetensorsFiles | None":
+    def find(source: str, *, download: bool = True) -> "SafetensorsFiles | None":
         """Those of a folder, or of a name on the hub, downloaded if need be; ``None`` where there are none."""
-        missing = {"_raise_exceptions_for_missing_entries": False}
-        if (index := cached_file(source, _INDEX, **missing)) is not None:
-            return SafetensorsFiles(_parts(source, Path(index)))
-        whole = cached_file(source, _WHOLE, **missing)
+        options = {"_raise_exceptions_for_missing_entries": False, "local_files_only": not download}
+        if (index := cached_file(source, _INDEX, **options)) is not None:
+            return SafetensorsFiles(_parts(source, Path(index), **options))
+        whole = cached_file(source, _WHOLE, **options)
         return None if whole is None else SafetensorsFiles([Path(whole)])
 
     @property
@@ -73,23 +73,11 @@ class SafetensorsFiles:
         return tensor
 
 
-def stored_names(source: str) -> Collection[str]:
-    """Of the tensors of a checkpoint whose files are on this machine; none where they cannot be read."""
-    missing = {"_raise_exceptions_for_missing_entries": False, "local_files_only": True}
-    try:
-        if (index := cached_file(source, _INDEX, **missing)) is not None:
-            return frozenset(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"])
-        whole = cached_file(source, _WHOLE, **missing)
-        return () if whole is None else SafetensorsFiles([Path(whole)]).names
-    except Exception:  # of the hub's client, of safetensors, of JSON: loading the model has said so
-        return ()
-
-
-def _parts(source: str, index: Path) -> list[Path]:
+def _parts(source: str, index: Path, **options: Any) -> list[Path]:
     """The files that an index names."""
     content = json.loads(index.read_text(encoding="utf-8"))
     weights = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weights, Mapping) or not all(isinstance(each, str) for each in weights.values()):
         raise ModelLoadError(f"{_INDEX} of '{source}' names no files; download the checkpoint again")
-    found = {name: cached_file(source, name) for name in sorted(set(weights.values()))}
+    found = {name: cached_file(source, name, **options) for name in sorted(set(weights.values()))}
     return [Path(path) for path in found.values() if path is not None]
