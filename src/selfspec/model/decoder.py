@@ -35,6 +35,10 @@ class Decoder:
         final_norm: the norm before the head.
         head: the LM head.
         tree_refusal: why rows cannot be a token tree, if they cannot.
+        slot_shape: key and value heads in this process, and the size of each, of one cache slot in one layer; the most
+            where layers differ.
+        slot_layers: number of layers that keep keys and values.
+        slot_has_values: a slot has a value beside a key, not a latent of both.
         has_states: layers carry states from token to token, as recurrent ones do.
         logits_divisor: the head's outputs are divided by it.
         logits_softcap: caps them afterwards; ``None`` for no cap.
@@ -51,6 +55,7 @@ class Decoder:
         self.embedding_scale: torch.Tensor | float | None = None
         self.tree_refusal: str | None = None
         self.has_states = False
+        self.slot_has_values = True
         self.logits_divisor = 1.0
         self.logits_softcap: float | None = None
         self._take_apart()
@@ -64,6 +69,8 @@ class Decoder:
         self.logits_divisor = float(getattr(self.config, self.family.logits_divisor or "", 1.0))
         self.logits_divisor /= float(getattr(self.config, self.family.logits_multiplier or "", 1.0))
         self.logits_softcap = getattr(self.config, "final_logit_softcapping", None)
+        self.slot_has_values, self.slot_layers = not self.family.latent, self.layer_count
+        self.slot_shape = self._find_slot_shape()
 
     @property
     def layer_count(self) -> int:
@@ -80,24 +87,12 @@ class Decoder:
         """A tensor with the model's dtype, on the device where rows enter."""
         return self.placement.like(self.final_norm.weight)  # type: ignore[arg-type]
 
-    @property
-    def slot_shape(self) -> tuple[int, int]:
-        """Key and value heads in this process, and the size of each, of one cache slot in one layer."""
+    def _find_slot_shape(self) -> tuple[int, int]:
         if self.family.latent:
             return 1, int(self.config.kv_lora_rank + self.config.qk_rope_head_dim)
         heads = self.config.num_attention_heads
         head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // heads
         return heads_of_rank(self.model, getattr(self.config, "num_key_value_heads", None) or heads), head_dim
-
-    @property
-    def slot_has_values(self) -> bool:
-        """Whether a slot has a value beside a key, not a latent of both."""
-        return not self.family.latent
-
-    @property
-    def slot_layers(self) -> int:
-        """Number of layers that keep keys and values."""
-        return self.layer_count
 
     @property
     def context_limit(self) -> int:

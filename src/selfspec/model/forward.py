@@ -244,12 +244,15 @@ class Forward:
             start += part.count
         return tuple(slices)
 
+    def by_part(self, run: Callable[[slice, Rows], torch.Tensor], dim: int = 0) -> torch.Tensor:
+        """What a function gives for each part, by its slice and its rows, one after the other along a dimension."""
+        pieces = [run(own, rows) for own, rows in zip(self.slices, self.parts, strict=True)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
     @cached_property
     def positions(self) -> torch.Tensor:
         """Long ``[rows]``, the position of each row in its sequence."""
-        if len(self.parts) == 1:
-            return self.parts[0].positions
-        return torch.cat([part.positions for part in self.parts])
+        return self.by_part(lambda _, rows: rows.positions)
 
     @property
     def drawings(self) -> list[tuple[Drawing | None, int]]:

@@ -33,12 +33,12 @@ class ObservedDecoder(Decoder):
         model: in eval mode, on one device.
         family: its name.
 
+    Attributes:
+        skeleton: the model without its layers.
+
     Raises:
         UnsupportedModelError: this model cannot be taken apart.
     """
-
-    def __init__(self, model: "PreTrainedModel", family: Family) -> None:
-        super().__init__(model, family)
 
     @torch.inference_mode()
     def _take_apart(self) -> None:
@@ -47,7 +47,7 @@ class ObservedDecoder(Decoder):
                 f"a '{self.family.name}' model runs by transformers' own modules, and only on one device; put it on "
                 "one, or load it in fewer bits"
             )
-        self._skeleton = skeleton = Skeleton(self.model)
+        self.skeleton = skeleton = Skeleton(self.model)
         self.config = skeleton.config
         self.embedding: Any = self.model.get_input_embeddings()
         tokens = random_tokens(int(self.config.vocab_size), _ROWS, self.like.device)
@@ -61,7 +61,8 @@ class ObservedDecoder(Decoder):
                 f"model family '{self.family.name}' is not supported: a forward of it could not be observed "
                 f"({first_line(error)})"
             ) from error
-        self._slot_shape = _slot_shape(cache)
+        self.slot_shape = _slot_shape(cache)
+        self.slot_layers = max(1, sum(kind.place is not None for kind in skeleton.kinds))
         self._refuse_reading_tokens(tokens)
         self.has_states = any(kind.states for kind in skeleton.kinds)
         self.tree_refusal = self._find_tree_refusal()
@@ -70,45 +71,21 @@ class ObservedDecoder(Decoder):
 
     def observe(self, token_ids: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         """The model's own residual stream before each layer and after the last, and its logits, of a prompt."""
-        return self._skeleton.observe(token_ids, transformers.DynamicCache(config=self.config))
+        return self.skeleton.observe(token_ids, transformers.DynamicCache(config=self.config))
 
     @property
     def like(self) -> torch.Tensor:
         """A tensor with the model's dtype, on the device where rows enter."""
-        return self.placement.like(next(self._skeleton.layers[0].parameters()))
-
-    @property
-    def slot_shape(self) -> tuple[int, int]:
-        """The most key and value heads of a layer, and the largest size of one."""
-        return self._slot_shape
-
-    @property
-    def slot_layers(self) -> int:
-        """Number of layers that keep keys and values."""
-        return max(1, sum(kind.place is not None for kind in self._skeleton.kinds))
-
-    @property
-    def cache_name(self) -> str:
-        """What the model calls its cache."""
-        return self._skeleton.cache_name
-
-    @property
-    def carries(self) -> bool:
-        """Whether recurrent layers run several rows of a prompt from the state before them, or one by one."""
-        return self._skeleton.carries
-
-    @carries.setter
-    def carries(self, carries: bool) -> None:
-        self._skeleton.carries = carries
+        return self.placement.like(next(self.skeleton.layers[0].parameters()))
 
     def _refuse_reading_tokens(self, tokens: torch.Tensor) -> None:
         """Refuses layers that are called with more of the text than the residual stream, as per-layer embeddings."""
         calls = []
         for each in (tokens, tokens.flip(0)):
             rows = self._new_rows()
-            self._skeleton.embed(each, rows)
-            calls.append(self._skeleton.calls(rows))
-        if self._skeleton.reads_tokens(*calls):
+            self.skeleton.embed(each, rows)
+            calls.append(self.skeleton.calls(rows))
+        if self.skeleton.reads_tokens(*calls):
             raise UnsupportedModelError(
                 f"this '{self.family.name}' model is not supported: its layers read the tokens beside the hidden "
                 "states, so that they cannot run apart"
@@ -120,7 +97,7 @@ class ObservedDecoder(Decoder):
     def _find_tree_refusal(self) -> str | None:
         if self.has_states:
             return "its recurrent layers read tokens one after the other"
-        for layer in self._skeleton.layers:
+        for layer in self.skeleton.layers:
             for name, buffer in layer.named_buffers():
                 if (
                     buffer.dtype == torch.bool
@@ -134,13 +111,9 @@ class ObservedDecoder(Decoder):
     def context_limit(self) -> int:
         """Longest sequence of prompt and new tokens together."""
         lengths = [getattr(self.config, name, None) for name in _LENGTHS]
-        if self._rope_type == "longrope":  # other frequencies past this length would need every key to be recomputed
-            lengths.insert(0, self._rope_parameters.get("original_max_position_embeddings"))
+        if self._rope_switch is not None:  # other frequencies past this length would need every key to be recomputed
+            return self._rope_switch
         return next((int(length) for length in lengths if length), sys.maxsize)
-
-    def room(self, prompt_length: int) -> int:
-        """Number of new tokens that fit after a prompt; zero or negative if none do."""
-        return self.context_limit - prompt_length
 
     def _layer_devices(self) -> list[torch.device]:
         return [self.placement.home] * self.slot_layers  # a model on several devices is refused
@@ -148,27 +121,19 @@ class ObservedDecoder(Decoder):
     def embed(self, token_ids: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
         """The residual stream before sublayer 0: long ``[rows]`` to ``[rows, hidden]``."""
         assert forward is not None, "embeddings of this model may depend on positions"
-        pieces = zip(forward.parts, forward.slices, strict=True)
-        return torch.cat([self._skeleton.embed(token_ids[own], rows) for rows, own in pieces])
+        return forward.by_part(lambda own, rows: self.skeleton.embed(token_ids[own], rows))
 
     @torch.inference_mode()
     def split(self) -> list[Sublayer]:
         """The ``2L`` sublayers, run by the model's own modules."""
-        splitter = Splitter(self._skeleton, self._new_rows)
+        splitter = Splitter(self.skeleton, self._new_rows)
         pairs = [splitter.sublayers(index, stream) for index, stream in enumerate(self._streams[:-1])]
         return [sublayer for pair in pairs for sublayer in pair]
 
     def new_rope(self) -> Rope:
         """None of ours: the model's own forward rotates."""
-        return OwnRope(is_stateless=self._rope_type != "dynamic" and not self.has_states)
-
-    @property
-    def _rope_parameters(self) -> dict[str, Any]:
-        return getattr(self.config, "rope_parameters", None) or {}
-
-    @property
-    def _rope_type(self) -> str | None:
-        return self._rope_parameters.get("rope_type")
+        dynamic = (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic"
+        return OwnRope(is_stateless=not dynamic and not self.has_states)
 
 
 def take_apart(model: "PreTrainedModel") -> Decoder:

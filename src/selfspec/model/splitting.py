@@ -61,10 +61,7 @@ class LayerPart(Sublayer):
 
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs once for the rows of each sequence, ``[rows, hidden]``."""
-        if len(forward.parts) == 1:
-            return self._run(hidden_states, forward.parts[0])
-        pieces = zip(forward.parts, forward.slices, strict=True)
-        return torch.cat([self._run(hidden_states[own], rows) for rows, own in pieces])
+        return forward.by_part(lambda own, rows: self._run(hidden_states[own], rows))
 
     def _run(self, hidden_states: torch.Tensor, rows: Rows) -> torch.Tensor:
         skeleton = self._skeleton

@@ -120,15 +120,12 @@ class AttentionSublayer(BranchSublayer):
 
     def _run(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the module once for the rows of each sequence."""
-        rotation, parts = forward.rotation(self.rope), forward.parts
-        if len(parts) == 1:
-            return self._run_module(hidden_states, rotation, parts[0])
-        cosine, sine = rotation
-        outputs = [
-            self._run_module(hidden_states[:, own], (cosine[:, own], sine[:, own]), rows)
-            for rows, own in zip(parts, forward.slices, strict=True)
-        ]
-        return torch.cat(outputs, dim=1)
+        cosine, sine = forward.rotation(self.rope)
+
+        def run(own: slice, rows: Rows) -> torch.Tensor:
+            return self._run_module(hidden_states[:, own], (cosine[:, own], sine[:, own]), rows)
+
+        return forward.by_part(run, dim=1)
 
     def _run_module(self, hidden_states: torch.Tensor, rotation: Rotation, rows: Rows) -> torch.Tensor:
         output: torch.Tensor = self.module(

@@ -72,7 +72,7 @@ class _Proof:
         if start > 0 and end - start > 1 and self._decoder.has_states:  # some take one token after a state only
             return torch.cat([self._own(place, place + 1) for place in range(start, end)])
         model: Any = self._decoder.model
-        cache = {self._decoder.cache_name: self._own_cache}
+        cache = {self._decoder.skeleton.cache_name: self._own_cache}
         logits: torch.Tensor = model(input_ids=self._tokens[None, start:end], use_cache=True, **cache).logits[0]
         return logits
 
@@ -135,10 +135,10 @@ class _Proof:
         state.cache.length = end - 1
         if not self._are_close(self._ours(state, end - 1, end), rows[-1:]):
             raise self._refusal("dropping rows changes the logits of those after them")
-        self._decoder.carries = True
+        self._decoder.skeleton.carries = True
         state = self._new_state()
         self._ours(state, 0, start)
-        self._decoder.carries = self._are_close(self._ours(state, start, end, settled=True), rows)
+        self._decoder.skeleton.carries = self._are_close(self._ours(state, start, end, settled=True), rows)
 
     def _check_tree(self) -> None:
         """Compares each row of a tree with the chain of its path; where one differs, trees are refused."""
