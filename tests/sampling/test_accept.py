@@ -252,8 +252,8 @@ def test_the_rule_is_the_oracle(function: Callable[..., Verdict], drafted: tuple
 
 
 @given(rounds(chain=True), st.booleans())
-def test_a_chain_is_accepted_as_a_tree_is(drafted: tuple, one_hot: bool) -> None:
-    assert run(accept_rejection, drafted, one_hot) == run(walk_tree, drafted, one_hot)
+def test_both_forms_accept_a_chain_alike(drafted: tuple, one_hot: bool) -> None:
+    assert run(decide_tree, drafted, one_hot) == run(walk_tree, drafted, one_hot)
 
 
 def step_by_step(

@@ -44,38 +44,8 @@ def accept_rejection(
         The accepted path and the next token, which never has probability zero under the target.
     """
     # On a CPU reading a number costs nothing, so a walk that reads only the rows it needs is faster.
-    accept_tree = walk_tree if draft_tokens.device.type == "cpu" else decide_tree
-    accept = _decide_chain if tree.is_chain else accept_tree
+    accept = walk_tree if draft_tokens.device.type == "cpu" else decide_tree
     return accept(tree, draft_tokens, target_probs, uniforms, draft_probs, draft_rows)
-
-
-def _decide_chain(
-    tree: TokenTree,
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    uniforms: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    draft_rows: Sequence[int],
-) -> Verdict:
-    """Decides all trials of a chain at once. Only the row that the next token is drawn from is read as a whole."""
-    length, device = len(tree), draft_tokens.device
-    if not length:
-        return Verdict((_draw(target_probs[0].double(), uniforms),), lambda drawn: Acceptance((0,), (int(drawn),)))
-    target_hits = target_probs[torch.arange(length, device=device), draft_tokens].double()
-    origins = transfer.send(draft_rows, device)
-    draft_hits = 1.0 if draft_probs is None else draft_probs[origins, draft_tokens].double()
-    accepted = (uniforms[:length] * draft_hits < target_hits).cumprod(0).sum(0, keepdim=True)
-
-    left = target_probs.index_select(0, accepted)[0].double()
-    trial = accepted.clamp(max=length - 1)  # the first rejected one; if none was, any: its residual is not used
-    draft = None if draft_probs is None else draft_probs.index_select(0, origins[trial])[0].double()
-    residual = _residual(left, draft, draft_tokens[trial][0])
-    drawn = _draw(torch.where(accepted < length, residual, left), uniforms[length:])
-
-    def interpret(tokens: list[int], accepted: list[int], drawn: int) -> Acceptance:
-        return Acceptance(tuple(range(accepted[0] + 1)), (*tokens[: accepted[0]], drawn))
-
-    return Verdict((draft_tokens, accepted, drawn), interpret)
 
 
 def decide_tree(
@@ -135,18 +105,19 @@ def walk_tree(
     tokens, trials = transfer.read(draft_tokens, uniforms)
     rows = [0]
     while True:
-        left = target_probs[rows[-1]].double()
+        left = target_probs[rows[-1]]
         siblings = tree.children[rows[-1]]
-        draft = draft_probs[draft_rows[siblings[0]]].double() if siblings and draft_probs is not None else None
+        draft = draft_probs[draft_rows[siblings[0]]] if siblings and draft_probs is not None else None
         for node in siblings:
             hits = transfer.read(left[tokens[node]], *(() if draft is None else (draft[tokens[node]],)))
             if trials[node] * (1.0 if draft is None else hits[1]) < hits[0]:
                 rows.append(node + 1)
                 break
-            left = _residual(left, draft, draft_tokens[node])
+            draft = None if draft is None else draft.double()
+            left = _residual(left.double(), draft, draft_tokens[node])
             draft = None if draft is None else _without(draft, draft_tokens[node])
         else:
-            drawn = _draw(left, uniforms[len(tree) :])
+            drawn = _draw(left.double(), uniforms[len(tree) :])
             return Verdict((drawn,), lambda drawn: Acceptance(tuple(rows), (*_path(tokens, rows), drawn)))
 
 
