@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from selfspec.decoding.scheduler import Scheduler
@@ -50,8 +51,8 @@ class EngineThread:
         self._ready: list[_Ready] = []  # to be handed over
         self._wake = threading.Condition()  # guards all of the following, and ``open``
         self._commands: deque[Callable[[], None]] = deque()
-        self._waiters: list[asyncio.Future[None]] = []
         self._started = self._draining = self._stopped = self._ended = False
+        self._closed: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="selfspec-engine", daemon=True)
 
     @property
@@ -73,19 +74,15 @@ class EngineThread:
         """Ends it, after the last request with ``drain``, at the latest after ``timeout`` seconds."""
         with self._wake:
             self._draining, started = True, self._started
+            if not started and not self._ended:
+                self._ended = True
+                self._closed.set_result(None)
         if started:
             await asyncio.to_thread(self._stop, drain, timeout)
-        else:
-            self._resolve_waiters()
 
     async def wait_closed(self) -> None:
         """Waits until it has ended."""
-        ended = asyncio.get_running_loop().create_future()
-        with self._wake:
-            if self._ended:
-                return
-            self._waiters.append(ended)
-        await ended
+        await asyncio.shield(asyncio.wrap_future(self._closed))  # who waits no longer does not end it
 
     def enqueue(self, streams: Sequence[RequestStream]) -> None:
         """Queues the requests of streams, all or none; raises what ``check_room`` does."""
@@ -143,7 +140,7 @@ class EngineThread:
             self.tally.step(self._scheduler.fail_all(_closed_by(self.failure)), 0.0)
             self._hand_over()
             self._flush()
-            self._resolve_waiters()
+            self._closed.set_result(None)
 
     def _wait_for_work(self) -> bool:
         """Waits for something to do and runs the commands; returns false where the thread is to end."""
@@ -203,24 +200,10 @@ class EngineThread:
         with self._wake:
             self.open -= 1
 
-    def _resolve_waiters(self) -> None:
-        with self._wake:
-            self._ended, waiters, self._waiters = True, self._waiters, []
-        for waiter in waiters:
-            try:
-                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
-            except RuntimeError:  # the loop is closed
-                continue
-
 
 def _deliver(ready: Iterable[_Ready]) -> None:
     for stream, pieces, ended in ready:
         stream.deliver(pieces, ended, _as_request_error(stream.request.error) if ended else None)
-
-
-def _resolve(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def _as_request_error(error: Exception | None) -> SelfSpecError | None:

@@ -40,7 +40,7 @@ class RequestStream(AsyncIterator[TextPiece]):
         self._on_cancel = on_cancel
         self._pieces: deque[TextPiece] = deque()
         self._error: SelfSpecError | None = None
-        self._reader: asyncio.Future[None] | None = None
+        self._arrived = asyncio.Event()
 
     async def __anext__(self) -> TextPiece:
         """The next piece.
@@ -54,12 +54,8 @@ class RequestStream(AsyncIterator[TextPiece]):
                 raise self._error
             if self.ended_at is not None:
                 raise StopAsyncIteration
-            assert self._reader is None, "a stream has one reader"
-            self._reader = self.loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+            self._arrived.clear()
+            await self._arrived.wait()
         return self._pieces.popleft()
 
     async def next_pieces(self) -> list[TextPiece]:
@@ -148,5 +144,4 @@ class RequestStream(AsyncIterator[TextPiece]):
         self._pieces.extend(pieces)
         if ended:
             self._error, self.ended_at = error, time.perf_counter()
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._arrived.set()
