@@ -149,7 +149,7 @@ def test_a_json_schema_comes_from_a_file(checkpoint: str, tmp_path: Path) -> Non
     file.write_text('{"type": "frog"}')
     assert "frog" in generate(checkpoint, PROMPT, "--json-schema", str(file)).stderr
     file.write_bytes(b"\xff")
-    assert "it is not UTF-8" in generate(checkpoint, PROMPT, "--json-schema", str(file)).stderr
+    assert "is not UTF-8" in generate(checkpoint, PROMPT, "--json-schema", str(file)).stderr
     assert "No such file" in generate(checkpoint, PROMPT, "--json-schema", str(tmp_path / "none")).stderr
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfspec.errors import InvalidParameterError, InvalidPromptError, InvalidSettingError, StateError
+from selfspec.errors import InvalidPromptError, InvalidSettingError, StateError
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine
@@ -20,7 +20,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None:
         return prompt
     if prompt_file is not None:
-        return decode_utf8(_read_file(prompt_file), f"prompt file '{prompt_file}'")
+        return decode_utf8(_read_file(prompt_file, "prompt file"), f"prompt file '{prompt_file}'")
     if sys.stdin.isatty():
         raise InvalidPromptError("there is no prompt; give PROMPT, --prompt-file, or text on standard input")
     return decode_utf8(sys.stdin.buffer.read(), "the prompt on standard input")
@@ -70,7 +70,8 @@ def sampling_params(options: Mapping[str, Any]) -> "SamplingParams":
     if "stop" in values:
         values["stop"] = tuple(values["stop"] or ())
     if values.get("json_schema") is not None:
-        values["json_schema"] = _read_schema(values["json_schema"])
+        path = values["json_schema"]
+        values["json_schema"] = decode_utf8(_read_file(path, "--json-schema"), f"--json-schema '{path}'")
     return SamplingParams(**values)
 
 
@@ -108,16 +109,8 @@ def _check_state(method: str, path: Path, *, writes: bool) -> None:
         check_source(path)
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, source: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidPromptError(f"cannot read prompt file '{path}': {error.strerror}") from error
-
-
-def _read_schema(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InvalidParameterError(f"--json-schema: cannot read '{path}': {reason}") from error
+        raise InvalidPromptError(f"cannot read {source} '{path}': {error.strerror}") from error

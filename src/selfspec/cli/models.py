@@ -148,14 +148,9 @@ def _what_runs(target: "Target") -> dict[str, Any]:
     from selfspec.runtimes.accelerators import describe_device
     from selfspec.runtimes.kernels import describe
 
-    if target.trial is not None:
-        return {
-            "device": describe_device(target.device),
-            "runtime": target.chosen_runtime,
-            "trial": target.trial.table(),
-        }
-    if target.device.type != "cpu":
-        return {"device": describe_device(target.device), "runtime": target.chosen_runtime}
+    if target.trial is not None or target.device.type != "cpu":
+        facts = {"device": describe_device(target.device), "runtime": target.chosen_runtime}
+        return facts if target.trial is None else {**facts, "trial": target.trial.table()}
     return {
         "kernels": describe(),
         "level": str(target.level or "by name"),
@@ -170,7 +165,7 @@ def describe_target(target: "Target") -> dict[str, Any]:
     of low-bit draft weights at 8, 6 and 4 bits, or why there are none. ``windows`` has the attention window of each
     layer in positions, ``None`` without one.
     """
-    config = target.config
+    config, sizes = target.config, _bytes_by_component(target)
     return {
         "family": target.family.name,
         "split": _split(target),
@@ -184,9 +179,9 @@ def describe_target(target: "Target") -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": target.parameter_count,
         "weights": target.weights,
-        "bytes": _bytes_by_component(target),
+        "bytes": sizes,
         "low_bit_bytes": _low_bit_bytes(target),
-        "tied_embedding": _is_tied(target),
+        "tied_embedding": not sizes["head"],
         "windows": [getattr(sublayer, "window", None) for sublayer in target.sublayers[::2]],
         "attention_implementation": config._attn_implementation,
         "tree_verification": target.tree_refusal is None,
@@ -243,14 +238,6 @@ def _low_bit_bytes(target: "Target") -> dict[str, int | str]:
         except UnsupportedModelError as error:
             found[f"{bits} bits"] = str(error)
     return found
-
-
-def _is_tied(target: "Target") -> bool:
-    model: Any = target.model
-    shared = {*map(id, model.get_input_embeddings().parameters())} & {
-        *map(id, model.get_output_embeddings().parameters())
-    }
-    return bool(shared)
 
 
 def _text(name: str, value: Any) -> str:

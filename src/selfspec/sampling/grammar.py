@@ -1,8 +1,8 @@
 """Structured output: schemas and grammars compiled for a tokenizer, and masks of the tokens that may follow a text."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Collection
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,10 +144,9 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._lock = threading.Lock()  # of what is compiled
         self._reading = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Constraint, GrammarMask] = OrderedDict()  # of no request
+        self._compiled = lru_cache(MOST_COMPILED)(self._compile)
 
     def mask(self, constraint: Constraint, prompt_length: int) -> GrammarMask:
         """The mask of a new request.
@@ -160,20 +159,10 @@ class Grammars:
             InvalidParameterError: the constraint cannot be compiled, or not for this tokenizer; the message says why.
             MissingPackageError: llguidance is not installed.
         """
-        with self._lock:
-            if constraint in self._compiled:
-                self._compiled.move_to_end(constraint)
-                return self._compiled[constraint].copy(prompt_length)
-        compiled = GrammarMask(  # others need not wait for it
-            self._compile(constraint), 0, self._eos_ids, self._vocab_size, constraint.kind
-        )
-        with self._lock:
-            self._compiled[constraint] = compiled
-            if len(self._compiled) > MOST_COMPILED:
-                self._compiled.popitem(last=False)
-            return compiled.copy(prompt_length)
+        return self._compiled(constraint).copy(prompt_length)
 
-    def _compile(self, constraint: Constraint) -> "LLMatcher":
+    def _compile(self, constraint: Constraint) -> GrammarMask:
+        """The mask of no request, from which those of requests are copied."""
         kind = constraint.kind
         with self._reading:
             vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary(kind)
@@ -187,7 +176,7 @@ class Grammars:
         if matcher.is_error():
             reason = first_line(ValueError(matcher.get_error()))
             raise InvalidParameterError(f"{kind} cannot be compiled: {reason}")
-        return matcher
+        return GrammarMask(matcher, 0, self._eos_ids, self._vocab_size, kind)
 
     def _read_vocabulary(self, kind: str) -> "LLTokenizer":
         if self._tokenizer is None:
