@@ -2,56 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from selfspec.bridges.earlier_texts import EarlierTexts
 from selfspec.bridges.options import BridgeOptions
-from selfspec.bridges.text_drafter import TextDrafter
+from selfspec.bridges.text_drafter import TextDrafter, TokenIds
 from selfspec.planning.acceptance import MATCH_LENGTH, AcceptanceRate
 from selfspec.planning.allowance import UNKNOWN, Allowance
 from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 
-TokenIds: TypeAlias = npt.NDArray[np.integer[Any]]
-"""Token ids ``[length]`` of any integer dtype."""
-
 _LOAD_DOUBT = 3.0
 """Doubt in the seconds of a row before the first rounds: costs may be given as multiples of it."""
-
-_CONTEXT = 16
-"""Tokens of a prompt's end that are kept with an ended text, to find its beginning by."""
-
-_LONGEST = 2**15
-"""Tokens of a prompt's end in which copies are looked for."""
-
-
-class _Text:
-    """A text as the engine last showed it, and its drafter."""
-
-    def __init__(self, token_ids: TokenIds, drafter: TextDrafter) -> None:
-        self.token_ids, self.drafter = token_ids, drafter
-        self._prompt_length = len(token_ids) - 1  # the first token that the engine wrote follows the prompt
-
-    @property
-    def to_keep(self) -> list[int]:
-        """What later texts may copy: the output, and the end of the prompt."""
-        ids: list[int] = self.token_ids[max(0, self._prompt_length - _CONTEXT) :].tolist()
-        return ids
-
-    def goes_on(self, token_ids: TokenIds) -> bool:
-        """Whether one more round can have made these tokens of it."""
-        length = len(self.token_ids)
-        fits = 1 <= len(token_ids) - length <= 1 + len(self.drafter.drafted)
-        return fits and bool(np.array_equal(token_ids[:length], self.token_ids))
-
-    def read(self, token_ids: TokenIds) -> int:
-        """Reads what came; returns how many draft tokens were accepted."""
-        written: list[int] = token_ids[len(self.token_ids) :].tolist()
-        self.token_ids = token_ids.copy()
-        return self.drafter.read(written)
 
 
 class Drafts:
@@ -73,7 +34,7 @@ class Drafts:
         self._options, self._clock = options, clock
         self._acceptance = AcceptanceRate(MATCH_LENGTH)
         self._earlier = EarlierTexts(options.memory_tokens)
-        self._texts: list[_Text] = []
+        self._texts: list[TextDrafter] = []
         self._asked = 0.0
         self.use_costs(options)
 
@@ -97,7 +58,7 @@ class Drafts:
         Returns:
             For each text at most as many tokens as asked; none where no draft pays.
         """
-        now, rows = self._clock(), sum(1 + len(text.drafter.drafted) for text in self._texts)
+        now, rows = self._clock(), sum(1 + len(text.drafted) for text in self._texts)
         known = dict(enumerate(self._texts))
         going_on = [self._take(known, place, token_ids) for place, token_ids in enumerate(texts)]
         if timed and rows and going_on and None not in going_on:
@@ -113,20 +74,20 @@ class Drafts:
 
     def _plan(self, most: Sequence[int]) -> list[list[int]]:
         """Verifies the likeliest known tokens of all texts, as many as pay together; none while a step is not known."""
-        drafters, step = [text.drafter for text in self._texts], SharedStep(len(self._texts), self.costs)
-        spare = [drafter.spare(step.share) for drafter in drafters]
+        step = SharedStep(len(self._texts), self.costs)
+        spare = [text.spare(step.share) for text in self._texts]
         known = self.costs.doubt_of(step.count) <= UNKNOWN
         worth = [
-            drafter.offer(limit if known and left > 0 else 0)
-            for drafter, limit, left in zip(drafters, most, spare, strict=True)
+            text.offer(limit if known and left > 0 else 0)
+            for text, limit, left in zip(self._texts, most, spare, strict=True)
         ]
         lengths, each = step.lengths(worth, spare, step.values_unknown())
         return [
-            drafter.take(length, step.share + length * each, step.share)
-            for drafter, length in zip(drafters, lengths, strict=True)
+            text.take(length, step.share + length * each, step.share)
+            for text, length in zip(self._texts, lengths, strict=True)
         ]
 
-    def _take(self, known: dict[int, _Text], place: int, token_ids: TokenIds) -> _Text | None:
+    def _take(self, known: dict[int, TextDrafter], place: int, token_ids: TokenIds) -> TextDrafter | None:
         """The known text that goes on with these tokens, most likely the one at its place; it is removed."""
         for key in [place] * (place in known) + [key for key in known if key != place]:
             if known[key].goes_on(token_ids):
@@ -135,8 +96,7 @@ class Drafts:
                 return text
         return None
 
-    def _begin(self, token_ids: TokenIds) -> _Text:
+    def _begin(self, token_ids: TokenIds) -> TextDrafter:
         earlier = self._earlier.automaton if self._options.memory_tokens else None
-        ids = token_ids[-_LONGEST:].tolist()
         allowance = Allowance(self._options.delta, self._options.credit)
-        return _Text(token_ids.copy(), TextDrafter(ids, self._acceptance, allowance, earlier))
+        return TextDrafter(token_ids, self._acceptance, allowance, earlier)

@@ -1,12 +1,24 @@
 """The drafts of one text: copies of what followed its last tokens before."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from selfspec.decoding.suffixes import SuffixAutomaton, common
 from selfspec.planning.acceptance import AcceptanceRate, Copies
 from selfspec.planning.allowance import TRUST_FADE, Allowance, Pace, Trust, faded
 from selfspec.planning.rows import Known
+
+TokenIds: TypeAlias = npt.NDArray[np.integer[Any]]
+"""Token ids ``[length]`` of any integer dtype."""
+
+_CONTEXT = 16
+"""Tokens of a prompt's end that are kept with an ended text, to find its beginning by."""
+
+_LONGEST = 2**15
+"""Tokens of a prompt's end in which copies are looked for."""
 
 _NOTHING = Known("copies", (), ())
 
@@ -15,7 +27,7 @@ class TextDrafter:
     """Offers known tokens for each round of a text, and learns from the tokens that follow.
 
     Args:
-        token_ids: the text so far.
+        token_ids: the text so far, as the engine shows it.
         acceptance: of copies, over all texts.
         allowance: of time that may be lost.
         earlier: texts that have ended.
@@ -23,13 +35,15 @@ class TextDrafter:
 
     def __init__(
         self,
-        token_ids: Sequence[int],
+        token_ids: TokenIds,
         acceptance: AcceptanceRate,
         allowance: Allowance,
         earlier: SuffixAutomaton | None,
     ) -> None:
         self.drafted: list[int] = []
-        self._copies = Copies(token_ids, acceptance.of_request(), earlier)
+        self._token_ids = token_ids.copy()
+        self._prompt_length = len(token_ids) - 1  # the first token that the engine wrote follows the prompt
+        self._copies = Copies(token_ids[-_LONGEST:].tolist(), acceptance.of_request(), earlier)
         self._allowance, self._pace = allowance, Pace()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._offered = _NOTHING
@@ -66,12 +80,26 @@ class TextDrafter:
         self.drafted = list(self._offered.token_ids[:length])
         return self.drafted
 
-    def read(self, token_ids: Sequence[int]) -> int:
-        """Reads the tokens that the engine wrote since the last draft; returns how many drafts were among them."""
-        count, accepted = len(token_ids), common(self.drafted, token_ids)
-        self._copies.extend(token_ids)
+    @property
+    def to_keep(self) -> list[int]:
+        """What later texts may copy: the output, and the end of the prompt."""
+        ids: list[int] = self._token_ids[max(0, self._prompt_length - _CONTEXT) :].tolist()
+        return ids
+
+    def goes_on(self, token_ids: TokenIds) -> bool:
+        """Whether one more round can have made these tokens of the text."""
+        length = len(self._token_ids)
+        fits = 1 <= len(token_ids) - length <= 1 + len(self.drafted)
+        return fits and bool(np.array_equal(token_ids[:length], self._token_ids))
+
+    def read(self, token_ids: TokenIds) -> int:
+        """Reads the text as it is after a round; returns how many draft tokens were accepted."""
+        written: list[int] = token_ids[len(self._token_ids) :].tolist()
+        self._token_ids = token_ids.copy()
+        count, accepted = len(written), common(self.drafted, written)
+        self._copies.extend(written)
         for trust in self._trust.values():
-            trust.fade(TRUST_FADE * faded(token_ids))
+            trust.fade(TRUST_FADE * faded(written))
         if self.drafted:
             self._trust[self._offered.name].note(sum(self._offered.survival[: len(self.drafted)]), accepted)
         self._pace.note(count, self._seconds, self._step)
