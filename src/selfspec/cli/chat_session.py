@@ -1,12 +1,13 @@
 """A chat session: the conversation, answers to its messages, and a method that can be switched."""
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import typer
 
-from selfspec.cli.stats import AnswerLog, Counts
+from selfspec.cli.stats import Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
 from selfspec.engine import Engine, Stream
 from selfspec.errors import ContextLengthError
@@ -139,15 +140,19 @@ class ChatSession:
         if turn.left_out:
             say(f"(the conversation no longer fits the context: {_oldest(turn.left_out)} left out)")
         params = replace(self._params, max_new_tokens=turn.max_new_tokens)
-        stream, log = self.engine.stream(turn.token_ids, params), AnswerLog()
+        stream = self.engine.stream(turn.token_ids, params)
+        texts: list[str] = []
+        times: list[float] = []
         with own_warnings():
-            finished = self._write(stream, log)
-        if finished or log.text:
-            self.conversation.keep(turn, stream.result.text if finished else log.text)
-            self.last = (self.engine.method.name, log.counts(stream))
+            finished = self._write(stream, texts, times)
+        text = stream.result.text if finished else "".join(texts)
+        if finished or text:
+            self.conversation.keep(turn, text)
+            seconds = times[-1] - times[0] if times else 0.0
+            self.last = (self.engine.method.name, Counts.of(stream, len(texts), seconds))
             self.total += self.last[1]
             self.rounds += stream.rounds
-        self._report_end(stream, log, finished)
+        self._report_end(stream, "".join(texts), finished)
 
     def switch(self, name: str, values: Mapping[str, str]) -> None:
         """Switches the drafting method. A method that was used before keeps what it has learned."""
@@ -174,32 +179,33 @@ class ChatSession:
         find_adapter(self.engine.adapters, name)
         self._params = replace(self._params, adapter=name)
 
-    def _write(self, stream: Stream, log: AnswerLog) -> bool:
-        """Prints an answer as it is generated; returns false if it was stopped."""
+    def _write(self, stream: Stream, texts: list[str], times: list[float]) -> bool:
+        """Prints an answer as it is generated, and notes its pieces; returns false if it was stopped."""
         writer = TextWriter(sys.stdout, show_drafts=self.show_drafts)
         try:
             for piece in stream:
-                log.add(piece)
+                times.append(time.perf_counter())
+                texts.append(piece.text)
                 writer.write(piece)
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
             return False
         finally:
-            if log.text and not log.text.endswith("\n"):
+            if (text := "".join(texts)) and not text.endswith("\n"):
                 sys.stdout.write("\n")
             sys.stdout.flush()
         return True
 
-    def _report_end(self, stream: Stream, log: AnswerLog, finished: bool) -> None:
+    def _report_end(self, stream: Stream, text: str, finished: bool) -> None:
         """Prints why an answer ended, unless the model ended it."""
         if not finished:
-            say("(stopped)" if log.text else "(stopped before the first word; the message is dropped)")
+            say("(stopped)" if text else "(stopped before the first word; the message is dropped)")
         elif stream.result.finish_reason == "length":
             count = stream.result.new_token_count
             full = count < self._params.max_new_tokens
             say(f"(cut off after {count} tokens: {'the context is full' if full else '--max-new-tokens'})")
-        elif not log.text:
+        elif not text:
             say("(the answer is empty)")
 
 

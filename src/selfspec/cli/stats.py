@@ -1,6 +1,5 @@
 """The numbers that ``--stats`` and ``/stats`` print: speed, draft tokens, and what each strategy drafted."""
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from selfspec.engine import Stream
-    from selfspec.types import Forecast, Generation, Round, TextPiece
+    from selfspec.types import Forecast, Generation, Round
 
 _HEADERS = ("drafted by", "rounds", "rows", "drafted", "guessed", "accepted", "tokens", "seconds")
 _SPEED_HEADERS = ("ms/token", "speedup", "expected")
@@ -44,6 +43,21 @@ class Counts:
     accepted: int = 0
     cached: int = 0
 
+    @classmethod
+    def of(cls, stream: "Stream", tokens: int, seconds: float) -> "Counts":
+        """The counts of one answer, also of one that was stopped, from its stream."""
+        rounds = stream.rounds
+        return cls(
+            answers=1,
+            tokens=tokens,
+            seconds=seconds,
+            rounds=len(rounds),
+            committed=sum(len(each.token_ids) for each in rounds),
+            drafted=sum(each.drafted for each in rounds),
+            accepted=sum(each.accepted for each in rounds),
+            cached=stream.cached_prompt_tokens,
+        )
+
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
@@ -55,39 +69,6 @@ class Counts:
         return (
             f"{self.tokens} tokens, {speed:.1f} tokens/s, {self.accepted} of {self.drafted} draft tokens accepted "
             f"({rate:.0%}), mean generated length {length:.2f}{known}"
-        )
-
-
-class AnswerLog:
-    """Records the pieces of one answer, so that a stopped answer is counted too."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._first = self._last = 0.0
-
-    def add(self, piece: "TextPiece") -> None:
-        """Records the next piece."""
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
-        self._texts.append(piece.text)
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._texts)
-
-    def counts(self, stream: "Stream") -> Counts:
-        """The counts of the answer; ``stream`` is the stream of its pieces."""
-        rounds = stream.rounds
-        return Counts(
-            answers=1,
-            tokens=len(self._texts),
-            seconds=self._last - self._first,
-            rounds=len(rounds),
-            committed=sum(len(each.token_ids) for each in rounds),
-            drafted=sum(each.drafted for each in rounds),
-            accepted=sum(each.accepted for each in rounds),
-            cached=stream.cached_prompt_tokens,
         )
 
 
