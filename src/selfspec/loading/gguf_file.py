@@ -5,11 +5,9 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,14 +98,12 @@ class GgufFile:
         tensors: the tensors of all parts by name, in the order of the file.
     """
 
-    def __init__(
-        self, path: Path, parts: "list[_Part]", metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]
-    ) -> None:
+    def __init__(self, path: Path, parts: "list[_Part]", opened: contextlib.ExitStack) -> None:
         self.path = path
         self.parts = tuple(part.path for part in parts)
-        self.metadata = MappingProxyType(metadata)
-        self.tensors = MappingProxyType(tensors)
-        self._mappings = [part.mapping for part in parts]
+        self.metadata = MappingProxyType(parts[0].header.metadata)
+        self.tensors = MappingProxyType(_join(parts))
+        self._opened = opened.pop_all()
 
     @classmethod
     def open(cls, path: str | Path) -> "GgufFile":
@@ -125,14 +121,11 @@ class GgufFile:
             first = _open(path, opened)
             count = _whole_number(first.header, _COUNT, path)
             parts = _open_parts(first, count, opened) if count > 1 else [first]
-            file = cls(path, parts, parts[0].header.metadata, _join(parts))
-            opened.pop_all()
-        return file
+            return cls(path, parts, opened)
 
     def close(self) -> None:
         """Unmaps the files, or those that arrays of ``GgufTensor.data`` still show as soon as these are gone."""
-        for mapping in self._mappings:
-            mapping.close()
+        self._opened.close()
 
     def __enter__(self) -> "GgufFile":
         return self
@@ -190,7 +183,9 @@ def _join(parts: list[_Part]) -> dict[str, GgufTensor]:
                 raise ModelLoadError(
                     f"the tensor '{name}' of '{part.path}' is in another part, too; download the parts again"
                 )
-            tensors[name] = GgufTensor(name, entry.type, entry.shape, entry.nbytes, entry.offset, part.mapping)
+            tensors[name] = GgufTensor(
+                name, entry.type, entry.shape, entry.nbytes, part.header.start + entry.offset, part.mapping
+            )
     expected = _whole_number(parts[0].header, _TENSOR_COUNT, parts[0].path)
     if len(parts) > 1 and expected != len(tensors):
         raise ModelLoadError(

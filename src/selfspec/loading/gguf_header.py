@@ -54,7 +54,7 @@ class TensorEntry:
     Attributes:
         type: ggml's name of its number type.
         shape: in numpy's order.
-        offset: from the start of the file, in bytes.
+        offset: from the start of the data section, in bytes.
         nbytes: size of its blocks in bytes.
     """
 
@@ -66,10 +66,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """The keys and tensors of one file."""
+    """The keys and tensors of one file, and where its data section starts."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorEntry]
+    start: int
 
 
 def parse_header(content: mmap, path: Path) -> Header:
@@ -104,20 +105,16 @@ class _Parser:
             if key in metadata:
                 self._refuse(f"the key '{_short(key)}' is there twice")
             metadata[key] = self._value(key)
-        relative: dict[str, TensorEntry] = {}
+        tensors: dict[str, TensorEntry] = {}
         alignment = self._alignment(metadata)
         for _ in range(tensor_count):
             name = self._string("the name of a tensor", _MAX_NAME_BYTES)
-            if name in relative:
+            if name in tensors:
                 self._refuse(f"the tensor '{_short(name)}' is there twice")
-            relative[name] = self._tensor(name, alignment)
+            tensors[name] = self._tensor(name, alignment)
         start = -(-self._at // alignment) * alignment
-        tensors = {
-            name: TensorEntry(entry.type, entry.shape, start + entry.offset, entry.nbytes)
-            for name, entry in relative.items()
-        }
-        self._check_places(tensors)
-        return Header(metadata, tensors)
+        self._check_places(tensors, start)
+        return Header(metadata, tensors, start)
 
     def _check_version(self) -> None:
         if self._content[: len(MAGIC)] != MAGIC:
@@ -195,7 +192,6 @@ class _Parser:
             self._refuse(f"{what} is not UTF-8")
 
     def _tensor(self, name: str, alignment: int) -> TensorEntry:
-        """A tensor, with its offset in the data section."""
         what = f"the tensor '{_short(name)}'"
         (dimensions,) = self._read("I")
         if dimensions > _MAX_DIMENSIONS:
@@ -231,7 +227,7 @@ class _Parser:
             self._refuse("general.alignment is not a power of two")
         return alignment
 
-    def _check_places(self, tensors: Mapping[str, TensorEntry]) -> None:
+    def _check_places(self, tensors: Mapping[str, TensorEntry], start: int) -> None:
         """Refuses tensors that overlap, or are beyond the end of the file."""
         ordered = sorted(tensors.items(), key=lambda item: item[1].offset)
         for (name, entry), (other, following) in itertools.pairwise(ordered):
@@ -239,7 +235,7 @@ class _Parser:
                 self._refuse(f"the tensors '{_short(name)}' and '{_short(other)}' overlap")
         if ordered:
             last = ordered[-1][1]
-            if (missing := last.offset + last.nbytes - self._size) > 0:
+            if (missing := start + last.offset + last.nbytes - self._size) > 0:
                 raise ModelLoadError(
                     f"'{self._path}' is truncated: {missing:,} of {self._size + missing:,} bytes are missing; "
                     "download it again"
