@@ -1,13 +1,15 @@
 """The distribution of the whole loop: drafting, verification and acceptance around a model that is a table."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+import torch
 
 from helpers.scripted import Script
 from helpers.table import DRAWS, KEPT, VOCAB, p_value, speculative
 from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
-from selfspec.sampling.acceptance import Acceptance, Verdict
+from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict
 from selfspec.sampling.rules import Coupled, Speculative, seeded_generator
 from selfspec.sampling.tree import TokenTree
 
@@ -44,9 +46,8 @@ def test_coupled_sampling_writes_the_targets_distribution() -> None:
 class BonusFromTheDraft(Speculative):
     """Wrong on purpose: what follows the last accepted token is drawn as if the first row had been rejected there."""
 
-    def accept(self, tree: TokenTree, *arguments: Any) -> Verdict:
-        acceptance = super().accept(tree, *arguments).read()
-        target_scores = arguments[3]
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+        acceptance = super().accept(drafted, target_scores, positions).read()
         drawn = int(target_scores[0].softmax(-1).multinomial(1, generator=self.generator))
         return Verdict((), lambda: Acceptance(acceptance.rows, (*acceptance.token_ids[:-1], drawn)))
 
@@ -54,9 +55,9 @@ class BonusFromTheDraft(Speculative):
 class NoResidual(Speculative):
     """Wrong on purpose: after a rejection the next token is drawn from the whole target distribution."""
 
-    def accept(self, tree: TokenTree, *arguments: Any) -> Verdict:
-        acceptance = super().accept(tree, *arguments).read()
-        row = arguments[3][acceptance.rows[-1]]
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+        acceptance = super().accept(drafted, target_scores, positions).read()
+        row = target_scores[acceptance.rows[-1]]
         drawn = int(row.softmax(-1).multinomial(1, generator=self.generator))
         return Verdict((), lambda: Acceptance(acceptance.rows, (*acceptance.token_ids[:-1], drawn)))
 
@@ -64,13 +65,11 @@ class NoResidual(Speculative):
 class AcceptsTooMuch(Speculative):
     """Wrong on purpose: verifies against the draft's own scores."""
 
-    def accept(self, tree: TokenTree, *arguments: Any) -> Verdict:
-        tokens, draft_scores, draft_rows, target_scores, positions = arguments
-        if draft_scores is None:
-            return super().accept(tree, *arguments)
-        mixed = target_scores.clone()
-        mixed[: len(draft_scores)] = (target_scores[: len(draft_scores)] + draft_scores) / 2
-        return super().accept(tree, tokens, mixed[: len(draft_scores)], draft_rows, target_scores, positions)
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+        if drafted.scores is None:
+            return super().accept(drafted, target_scores, positions)
+        mixed = (target_scores[: len(drafted.scores)] + drafted.scores) / 2
+        return super().accept(replace(drafted, scores=mixed), target_scores, positions)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
+from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict, accept_matching
 from selfspec.sampling.rejection import accept_rejection, decide_tree, walk_tree
 from selfspec.sampling.tree import ROOT, TokenTree
 
@@ -59,7 +59,6 @@ def oracle(
     target: Sequence[Probs],
     uniforms: Sequence[float],
     draft: Sequence[Probs] | None = None,
-    draft_rows: Sequence[int] = (),
     wrong: str = "",
 ) -> Acceptance:
     """Rejection sampling as it stands in the papers; ``wrong`` names a mistake to make."""
@@ -67,7 +66,7 @@ def oracle(
     while True:
         p = list(target[rows[-1]])
         siblings = tree.children[rows[-1]]
-        q = list(draft[draft_rows[siblings[0]]]) if draft is not None and siblings else None
+        q = list(draft[rows[-1]]) if draft is not None and siblings else None
         for node in siblings:
             token = tokens[node]
             if uniforms[node] * (1.0 if q is None else q[token]) < p[token]:
@@ -111,7 +110,6 @@ class Case:
     tokens: tuple[int, ...]
     target: list[Probs]
     draft: list[Probs] | None
-    draft_rows: tuple[int, ...]
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
@@ -121,11 +119,8 @@ def case(tree: TokenTree, tokens: tuple[int, ...], one_hot: bool) -> Case:
     target = [TARGET[context] for context in contexts]
     # The draft's last row is the one it would have drawn the bonus from.
     draft = None if one_hot else [DRAFT[tokens[:depth]] for depth in range(3)]
-    draft_rows = tuple(tree.depths[parent + 1] for parent in tree.parents)
     as_tensor = None if draft is None else torch.tensor(draft, dtype=torch.float64)
-    return Case(
-        tree, tokens, target, draft, draft_rows, (torch.tensor(tokens), torch.tensor(target).double(), as_tensor)
-    )
+    return Case(tree, tokens, target, draft, (torch.tensor(tokens), torch.tensor(target).double(), as_tensor))
 
 
 def draw_tokens(tree: TokenTree, source: random.Random) -> tuple[int, ...]:
@@ -147,12 +142,12 @@ Rule = Callable[[Case, Sequence[float]], Acceptance]
 def the_rule(drafted: Case, uniforms: Sequence[float]) -> Acceptance:
     tokens, target, draft = drafted.tensors
     numbers = torch.tensor(uniforms, dtype=torch.float64)
-    return accept_rejection(drafted.tree, tokens, target, numbers, draft, drafted.draft_rows).read()
+    return accept_rejection(Drafted(drafted.tree, tokens, draft), target, numbers).read()
 
 
 def wrong_rule(wrong: str) -> Rule:
     return lambda drafted, uniforms: oracle(
-        drafted.tree, drafted.tokens, drafted.target, uniforms, drafted.draft, drafted.draft_rows, wrong
+        drafted.tree, drafted.tokens, drafted.target, uniforms, drafted.draft, wrong
     )
 
 
@@ -236,9 +231,8 @@ def run(function: Callable[..., Verdict], drafted: tuple, one_hot: bool) -> Acce
     tree, tokens, target, uniforms, draft = drafted
     probs = None if one_hot else torch.tensor(draft, dtype=torch.float64)
     numbers = torch.tensor(uniforms, dtype=torch.float64)
-    rows = [parent + 1 for parent in tree.parents]
     target_probs = torch.tensor(target, dtype=torch.float64)
-    return function(tree, torch.tensor(tokens, dtype=torch.long), target_probs, numbers, probs, rows).read()
+    return function(Drafted(tree, torch.tensor(tokens, dtype=torch.long), probs), target_probs, numbers).read()
 
 
 @pytest.mark.parametrize("function", [accept_rejection, decide_tree, walk_tree])
@@ -246,8 +240,7 @@ def run(function: Callable[..., Verdict], drafted: tuple, one_hot: bool) -> Acce
 def test_the_rule_is_the_oracle(function: Callable[..., Verdict], drafted: tuple, one_hot: bool) -> None:
     """In every form: the one that a CPU takes, and the one that reads no trial before the end."""
     tree, tokens, target, uniforms, draft = drafted
-    rows = [parent + 1 for parent in tree.parents]
-    expected = oracle(tree, tokens, target, uniforms, None if one_hot else draft, rows)
+    expected = oracle(tree, tokens, target, uniforms, None if one_hot else draft)
     assert run(function, drafted, one_hot) == expected
 
 
@@ -261,12 +254,11 @@ def step_by_step(
     target_probs: torch.Tensor,
     uniforms: torch.Tensor,
     draft_probs: torch.Tensor | None,
-    draft_rows: Sequence[int],
 ) -> Acceptance:
     """A chain with the host looking at every trial, and the draw over the support alone."""
     left, committed = target_probs[0].double(), []
     for node, token in enumerate(tokens.tolist()):
-        draft = None if draft_probs is None else draft_probs[draft_rows[node]].double()
+        draft = None if draft_probs is None else draft_probs[node].double()
         if float(uniforms[node]) * (1.0 if draft is None else float(draft[token])) < float(left[token]):
             committed.append(token)
             left = target_probs[node + 1].double()
@@ -302,9 +294,10 @@ def test_a_chain_decided_at_once_commits_the_very_same_tokens(vocabulary: int, o
             if one_hot:
                 uniforms[:length] *= target_probs[range(length), drawn] * 1.3
             given_probs = None if one_hot else draft_probs
-            expected = step_by_step(drawn, target_probs, uniforms, given_probs, range(length))
-            chain = TokenTree.chain(length)
-            assert accept_rejection(chain, drawn, target_probs, uniforms, given_probs, range(length)).read() == expected
+            expected = step_by_step(drawn, target_probs, uniforms, given_probs)
+            chain = Drafted(TokenTree.chain(length), drawn, given_probs)
+            assert accept_rejection(chain, target_probs, uniforms).read() == expected
+            assert decide_tree(chain, target_probs, uniforms).read() == expected
             lengths[length, len(expected.rows) - 1] += 1
     assert min(lengths[3, accepted] for accepted in range(4)) > 0, "some of every outcome"
 
@@ -332,8 +325,7 @@ def test_equal_distributions_accept_everything(tree: TokenTree) -> None:
     probs = torch.full((6, VOCAB), 0.25)
     numbers = torch.full((len(tree) + 1,), 1 - 2**-53, dtype=torch.float64)
     tokens = torch.arange(len(tree)) % VOCAB
-    rows = [tree.depths[parent + 1] for parent in tree.parents]
-    assert accept_rejection(tree, tokens, probs[: len(tree) + 1], numbers, probs, rows).read().rows == (0, 1, 2)
+    assert accept_rejection(Drafted(tree, tokens, probs), probs[: len(tree) + 1], numbers).read().rows == (0, 1, 2)
 
 
 def test_a_residual_without_mass_falls_back_to_the_target() -> None:
@@ -341,7 +333,8 @@ def test_a_residual_without_mass_falls_back_to_the_target() -> None:
     target = torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=torch.float64) * (1 - 1e-9)
     draft = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
     numbers = torch.tensor([1 - 2**-53, 1 - 2**-53], dtype=torch.float64)
-    assert accept_rejection(TokenTree.chain(1), torch.tensor([0]), target, numbers, draft, [0]).read().token_ids == (1,)
+    drafted = Drafted(TokenTree.chain(1), torch.tensor([0]), draft)
+    assert accept_rejection(drafted, target, numbers).read().token_ids == (1,)
 
 
 def test_a_token_the_draft_gives_no_probability() -> None:
@@ -349,9 +342,8 @@ def test_a_token_the_draft_gives_no_probability() -> None:
     draft = torch.tensor([[0.0, 1.0]])
     numbers = torch.tensor([0.5, 0.5], dtype=torch.float64)
     for target, rows in (([0.3, 0.7], (0, 1)), ([0.0, 1.0], (0,))):
-        result = accept_rejection(
-            TokenTree.chain(1), torch.tensor([0]), torch.tensor([target] * 2), numbers, draft, [0]
-        ).read()
+        drafted = Drafted(TokenTree.chain(1), torch.tensor([0]), draft)
+        result = accept_rejection(drafted, torch.tensor([target] * 2), numbers).read()
         assert result.rows == rows
 
 
@@ -360,4 +352,5 @@ def test_a_target_that_is_not_a_number_does_not_crash_the_rule(tree: TokenTree) 
     """The loop reports such rows; it needs an answer for the rows before them."""
     target = torch.full((len(tree) + 1, VOCAB), torch.nan)
     numbers = torch.full((len(tree) + 1,), 0.5, dtype=torch.float64)
-    assert accept_rejection(tree, torch.zeros(len(tree), dtype=torch.long), target, numbers).read().rows == (0,)
+    drafted = Drafted(tree, torch.zeros(len(tree), dtype=torch.long))
+    assert accept_rejection(drafted, target, numbers).read().rows == (0,)

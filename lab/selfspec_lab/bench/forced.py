@@ -13,9 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.methods.api import Method
-from selfspec.sampling.acceptance import Acceptance, Verdict
+from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict
 from selfspec.sampling.rules import Greedy
-from selfspec.sampling.tree import TokenTree
 
 
 def check_probability(probability: float) -> float:
@@ -52,24 +51,17 @@ class ForcedAcceptance:
         """The scores themselves; see ``Rule.preferences``."""
         return self._greedy.preferences(scores, position)
 
-    def accept(
-        self,
-        tree: TokenTree,
-        draft_tokens: torch.Tensor,
-        draft_scores: torch.Tensor | None,
-        draft_rows: Sequence[int],
-        target_scores: torch.Tensor,
-        positions: Sequence[int],
-    ) -> Verdict:
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts at random; see ``Rule.accept``."""
+        children = drafted.tree.children
 
-        def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
+        def interpret(tokens: list[int], chosen: list[int]) -> Acceptance:
             rows = [0]
-            while tree.children[rows[-1]] and self._source.random() < self.probability:
-                rows.append(tree.children[rows[-1]][0] + 1)
-            return Acceptance(tuple(rows), (*(drafted[row - 1] for row in rows[1:]), chosen[rows[-1]]))
+            while children[rows[-1]] and self._source.random() < self.probability:
+                rows.append(children[rows[-1]][0] + 1)
+            return Acceptance(tuple(rows), (*(tokens[row - 1] for row in rows[1:]), chosen[rows[-1]]))
 
-        return Verdict((draft_tokens, target_scores.argmax(-1)), interpret)
+        return Verdict((drafted.token_ids, target_scores.argmax(-1)), interpret)
 
 
 class ForcedEngine(Engine):

@@ -28,7 +28,7 @@ from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.run_head import MtpText, RunHead
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
+from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices
 from selfspec.sampling.tree import EMPTY_TREE
 from selfspec.types import PhaseClock
@@ -350,15 +350,14 @@ def _unread(row: int) -> torch.Tensor:
 
 
 def _verdict(sequence: Sequence, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
-    tree = proposal.tree
+    tree, draft = proposal.tree, Drafted(proposal.tree, proposal.token_ids, proposal.scores)
     if sequence.takes_best_of(logits):
         if (chosen := logits.chosen) is None:
-            return accept_choices(tree, proposal.token_ids, logits.best)
+            return accept_choices(draft, logits.best)
         drafted: list[int] = proposal.token_ids.tolist()
         return Verdict((), lambda: accept_matching(tree, drafted, chosen.token_ids))
     positions = [sequence.length + depth for depth in tree.depths]
-    parent_rows = [parent + 1 for parent in tree.parents]
-    return sequence.rule.accept(tree, proposal.token_ids, proposal.scores, parent_rows, scores(), positions)
+    return sequence.rule.accept(draft, scores(), positions)
 
 
 def _read(verdicts: Many[Verdict], logits: Many[Logits]) -> list[Acceptance | None]:

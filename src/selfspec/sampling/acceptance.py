@@ -9,6 +9,23 @@ from selfspec.model import transfer
 from selfspec.sampling.tree import TokenTree
 
 
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """The draft of one round.
+
+    Attributes:
+        tree: of ``n`` tokens.
+        token_ids: long ``[n]``, one per node.
+        scores: float ``[r, vocab]``, the draft's processed scores: the children of verification row ``i`` were chosen
+            from row ``i``. Probabilities in ``rejection``. ``None`` if the rule does not need them, or if the draft is
+            deterministic (prompt lookup).
+    """
+
+    tree: TokenTree
+    token_ids: torch.Tensor
+    scores: torch.Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """The outcome of one round.

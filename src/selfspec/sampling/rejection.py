@@ -1,23 +1,16 @@
 """Acceptance by rejection sampling, computed on the device of the probabilities."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import zip_longest
 
 import torch
 
 from selfspec.model import transfer
-from selfspec.sampling.acceptance import Acceptance, Verdict
+from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict
 from selfspec.sampling.tree import TokenTree
 
 
-def accept_rejection(
-    tree: TokenTree,
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    uniforms: torch.Tensor,
-    draft_probs: torch.Tensor | None = None,
-    draft_rows: Sequence[int] = (),
-) -> Verdict:
+def accept_rejection(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
     """Speculative sampling: the committed tokens follow the target's distribution exactly.
 
     Leviathan et al. 2023, Algorithm 1; for siblings, rejection without replacement (SWIFT, section 3.3). Siblings are
@@ -25,48 +18,39 @@ def accept_rejection(
     ``max(0, p - q)``, renormalised, and ``x`` is removed from ``q``, which is renormalised. If all siblings are
     rejected, the next token is drawn from ``p``. Exact if siblings were drawn from ``q`` without replacement, in order.
 
-    Without ``draft_probs`` the draft is deterministic (prompt lookup, top-k candidates): ``q`` is one-hot at each draft
+    Without probabilities the draft is deterministic (prompt lookup, top-k candidates): ``q`` is one-hot at each draft
     token, so ``x`` is accepted with probability ``p(x)``, and a rejection removes ``x`` from ``p``.
 
     Whether a token is part of the draft must not depend on the token itself. A draft may stop after any token, but
     dropping a drawn token because of its own low probability biases the result.
 
     Args:
-        tree: the draft of ``n`` tokens.
-        draft_tokens: long ``[n]``, on the device of the probabilities.
+        drafted: the draft of ``n`` tokens, on the device of the probabilities; its ``scores`` are the distributions
+            that the nodes were drawn from, or ``None`` (see above).
         target_probs: ``[n + 1, vocab]``, the target's distribution after each verification row.
         uniforms: float64 ``[n + 1]``, independent and uniform in [0, 1); entry ``i`` decides the trial of node ``i``,
             the last one draws the next token.
-        draft_probs: ``[r, vocab]``, the distributions that the nodes were drawn from, or ``None`` (see above).
-        draft_rows: ``[n]``; node ``i`` was drawn from ``draft_probs[draft_rows[i]]``, siblings from the same row.
 
     Returns:
         The accepted path and the next token, which never has probability zero under the target.
     """
     # On a CPU reading a number costs nothing, so a walk that reads only the rows it needs is faster.
-    accept = walk_tree if draft_tokens.device.type == "cpu" else decide_tree
-    return accept(tree, draft_tokens, target_probs, uniforms, draft_probs, draft_rows)
+    accept = walk_tree if target_probs.device.type == "cpu" else decide_tree
+    return accept(drafted, target_probs, uniforms)
 
 
-def decide_tree(
-    tree: TokenTree,
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    uniforms: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    draft_rows: Sequence[int],
-) -> Verdict:
+def decide_tree(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
     """Decides all trials of a tree and draws from all its rows, so that the host reads once, at the end.
 
     A trial depends only on which siblings come before it. So all first siblings are decided together, then all second
     ones. Used on accelerators; arguments and result are those of ``accept_rejection``.
     """
-    device = draft_tokens.device
+    tree, draft_tokens, device = drafted.tree, drafted.token_ids, target_probs.device
     left = target_probs.to(torch.float64, copy=True)
     drafts = None
-    if draft_probs is not None:
-        origins = [draft_rows[nodes[0]] if nodes else 0 for nodes in tree.children]
-        drafts = draft_probs[transfer.send(origins, device)].double()
+    if drafted.scores is not None:
+        origins = [row if nodes else 0 for row, nodes in enumerate(tree.children)]
+        drafts = drafted.scores[transfer.send(origins, device)].double()
     target_hits = torch.zeros(len(tree), dtype=torch.float64, device=device)
     draft_hits = torch.ones_like(target_hits)
     for nodes_of_rank in _ranks(tree):
@@ -90,24 +74,18 @@ def decide_tree(
     return Verdict((draft_tokens, draws, uniforms[: len(tree)] * draft_hits < target_hits), interpret)
 
 
-def walk_tree(
-    tree: TokenTree,
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    uniforms: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    draft_rows: Sequence[int],
-) -> Verdict:
+def walk_tree(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
     """Walks down the tree row by row, each time to the first sibling that is accepted.
 
     Used on a CPU; arguments and result are those of ``accept_rejection``.
     """
+    tree, draft_tokens, draft_probs = drafted.tree, drafted.token_ids, drafted.scores
     tokens, trials = transfer.read(draft_tokens, uniforms)
     rows = [0]
     while True:
         left = target_probs[rows[-1]]
         siblings = tree.children[rows[-1]]
-        draft = draft_probs[draft_rows[siblings[0]]] if siblings and draft_probs is not None else None
+        draft = draft_probs[rows[-1]] if siblings and draft_probs is not None else None
         for node in siblings:
             hits = transfer.read(left[tokens[node]], *(() if draft is None else (draft[tokens[node]],)))
             if trials[node] * (1.0 if draft is None else hits[1]) < hits[0]:

@@ -5,6 +5,7 @@ has score ``-inf``. Autoregressive decoding is ``accept`` with an empty tree.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -12,10 +13,9 @@ import torch
 
 from selfspec.model import transfer
 from selfspec.params import SamplingParams
-from selfspec.sampling.acceptance import Acceptance, Verdict, accept_matching
+from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict, accept_matching
 from selfspec.sampling.noise import gumbel_noise, seed_key
 from selfspec.sampling.rejection import accept_rejection
-from selfspec.sampling.tree import TokenTree
 
 
 class Rule(Protocol):
@@ -41,23 +41,11 @@ class Rule(Protocol):
             float ``[vocab]`` on the device of the scores; ``-inf`` where the score is ``-inf``.
         """
 
-    def accept(
-        self,
-        tree: TokenTree,
-        draft_tokens: torch.Tensor,
-        draft_scores: torch.Tensor | None,
-        draft_rows: Sequence[int],
-        target_scores: torch.Tensor,
-        positions: Sequence[int],
-    ) -> Verdict:
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Determines the accepted tokens and the token after them.
 
         Args:
-            tree: the draft of ``n`` tokens.
-            draft_tokens: long ``[n]``.
-            draft_scores: float ``[r, vocab]``, the scores that ``preferences`` took; ``None`` if the rule does not need
-                them, or if the draft is deterministic (prompt lookup).
-            draft_rows: ``[n]``; node ``i`` was drafted from ``draft_scores[draft_rows[i]]``.
+            drafted: the draft of ``n`` tokens, with its scores if ``needs_draft_probs``.
             target_scores: float ``[n + 1, vocab]``, the target's processed scores after each verification row.
             positions: ``[n + 1]``, the absolute position of the token that each row chooses.
 
@@ -76,17 +64,9 @@ class Greedy:
         """The scores themselves; see ``Rule.preferences``."""
         return scores
 
-    def accept(
-        self,
-        tree: TokenTree,
-        draft_tokens: torch.Tensor,
-        draft_scores: torch.Tensor | None,
-        draft_rows: Sequence[int],
-        target_scores: torch.Tensor,
-        positions: Sequence[int],
-    ) -> Verdict:
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts the path of the target's argmaxes; see ``Rule.accept``."""
-        return accept_choices(tree, draft_tokens, target_scores.argmax(-1))
+        return accept_choices(drafted, target_scores.argmax(-1))
 
 
 class Coupled:
@@ -107,19 +87,11 @@ class Coupled:
         """The perturbed scores; see ``Rule.preferences``."""
         return scores + self._noise([position], scores)[0]
 
-    def accept(
-        self,
-        tree: TokenTree,
-        draft_tokens: torch.Tensor,
-        draft_scores: torch.Tensor | None,
-        draft_rows: Sequence[int],
-        target_scores: torch.Tensor,
-        positions: Sequence[int],
-    ) -> Verdict:
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts the path of the target's own draws; see ``Rule.accept``."""
         perturbed = target_scores + self._noise(positions, target_scores)
         self._kept = {position: noise for position, noise in self._kept.items() if position > positions[0]}
-        return accept_choices(tree, draft_tokens, perturbed.argmax(-1))
+        return accept_choices(drafted, perturbed.argmax(-1))
 
     def _noise(self, positions: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
         """The noise of each position, float32 ``[n, vocab]``.
@@ -151,20 +123,13 @@ class Speculative:
         exponential = torch.empty_like(scores, dtype=torch.float64).exponential_(generator=self.generator)
         return scores - exponential.log_()
 
-    def accept(
-        self,
-        tree: TokenTree,
-        draft_tokens: torch.Tensor,
-        draft_scores: torch.Tensor | None,
-        draft_rows: Sequence[int],
-        target_scores: torch.Tensor,
-        positions: Sequence[int],
-    ) -> Verdict:
+    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts by rejection sampling; see ``Rule.accept``."""
-        device = target_scores.device
-        uniforms = torch.rand(len(tree) + 1, dtype=torch.float64, device=device, generator=self.generator)
-        draft_probs = None if draft_scores is None else draft_scores.softmax(-1)
-        return accept_rejection(tree, draft_tokens, target_scores.softmax(-1), uniforms, draft_probs, draft_rows)
+        uniforms = torch.rand(
+            len(drafted.tree) + 1, dtype=torch.float64, device=target_scores.device, generator=self.generator
+        )
+        probs = None if drafted.scores is None else drafted.scores.softmax(-1)
+        return accept_rejection(replace(drafted, scores=probs), target_scores.softmax(-1), uniforms)
 
 
 def seeded_generator(seed: int, device: torch.device | str) -> torch.Generator:
@@ -188,15 +153,15 @@ def rule_of(params: SamplingParams, device: torch.device) -> Rule:
     return Speculative(seeded_generator(seed, device))
 
 
-def accept_choices(tree: TokenTree, draft_tokens: torch.Tensor, choices: torch.Tensor) -> Verdict:
-    """``accept_matching`` on the device: ``draft_tokens`` long ``[n]``, the target's ``choices`` long ``[n + 1]``."""
+def accept_choices(drafted: Drafted, choices: torch.Tensor) -> Verdict:
+    """``accept_matching`` on the device, with the target's ``choices``, long ``[n + 1]``."""
 
-    def interpret(drafted: list[int], chosen: list[int]) -> Acceptance:
-        return accept_matching(tree, drafted, chosen)
+    def interpret(tokens: list[int], chosen: list[int]) -> Acceptance:
+        return accept_matching(drafted.tree, tokens, chosen)
 
-    if not tree:
+    if not drafted.tree:
         return Verdict((choices,), partial(interpret, []))
-    return Verdict((draft_tokens, choices), interpret)
+    return Verdict((drafted.token_ids, choices), interpret)
 
 
 def best(preferences: torch.Tensor) -> torch.Tensor:
