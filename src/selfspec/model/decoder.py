@@ -129,13 +129,11 @@ class Decoder:
             _check_layer(layer, index, self.family)
             attention = AttentionSublayer(
                 layer,
-                self.family.attention,
+                self.family,
                 multiplier,
                 window=self._window(index),
                 rope=self.config.layer_types[index] if self.family.rope_by_layer_type else None,
                 eager=eager,
-                latent=self.family.latent,
-                complex_angles=self.family.complex_angles,
             )
             sublayers += [attention, BranchSublayer(layer, self.family.mlp, multiplier)]
         return sublayers

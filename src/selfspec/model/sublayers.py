@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfspec.model.families import Branch
+from selfspec.model.families import Branch, Family
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import Rotation
 
@@ -95,28 +95,16 @@ class AttentionSublayer(BranchSublayer):
     """An attention branch: it reads and writes the cache.
 
     ``window`` has the positions of its sliding window, if any, ``rope`` the layer type of its rope (``None`` if one
-    serves all layers); with ``eager`` the module computes attention itself, and takes additive masks. With ``latent``
-    it writes latents. With ``complex_angles`` its module takes rotations as complex numbers.
+    serves all layers); with ``eager`` the module computes attention itself, and takes additive masks.
     """
 
     def __init__(
-        self,
-        layer: nn.Module,
-        spec: Branch,
-        multiplier: float,
-        *,
-        window: int | None,
-        rope: str | None,
-        eager: bool,
-        latent: bool = False,
-        complex_angles: bool = False,
+        self, layer: nn.Module, family: Family, multiplier: float, *, window: int | None, rope: str | None, eager: bool
     ) -> None:
-        super().__init__(layer, spec, multiplier)
-        self.window = window
-        self.rope = rope
-        self.eager = eager
-        self.complex_angles = complex_angles
-        self._writer = _LatentWriter if latent else _CacheWriter
+        super().__init__(layer, family.attention, multiplier)
+        self.window, self.rope, self.eager = window, rope, eager
+        self.complex_angles = family.complex_angles
+        self._writer = _LatentWriter if family.latent else _CacheWriter
 
     def _run(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the module once for the rows of each sequence."""

@@ -48,7 +48,7 @@ def call(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor
 
 
 class FusedBlock(BranchSublayer):
-    """A sublayer whose norms and products are ours, over the modules' very weights.
+    """A sublayer whose norms and products are ours, over the modules' very weights; else it is the ``generic`` one.
 
     ``execute`` calls those parts of it that are functions of tensors alone: all but attention on the cache.
     """
@@ -57,6 +57,9 @@ class FusedBlock(BranchSublayer):
     products: tuple[Product, ...]
     execute: Execute = staticmethod(call)
     _signature: list[Any]
+
+    def __init__(self, generic: BranchSublayer) -> None:
+        vars(self).update(vars(generic))
 
     def is_current(self) -> bool:
         """Whether the modules still are those, with those weights, that were fused."""
@@ -177,7 +180,7 @@ class FusedMLP(FusedBlock):
     """
 
     def __init__(self, generic: BranchSublayer, family: Family, layer: int) -> None:
-        super().__init__(generic.layer, generic.spec, generic.multiplier)
+        super().__init__(generic)
         module: Any = self.module
         self.index = layer
         self.norms = fast_norms(self, family)
@@ -224,14 +227,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
     kernel: Attend | None = None
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
-        super().__init__(
-            generic.layer,
-            generic.spec,
-            generic.multiplier,
-            window=generic.window,
-            rope=generic.rope,
-            eager=generic.eager,
-        )
+        super().__init__(generic)
         module: Any = self.module
         self.index = layer
         self.norms = fast_norms(self, family)

@@ -27,16 +27,7 @@ class CompiledLatentAttention(FusedBlock, AttentionSublayer):
     """
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
-        super().__init__(
-            generic.layer,
-            generic.spec,
-            generic.multiplier,
-            window=generic.window,
-            rope=generic.rope,
-            eager=generic.eager,
-            latent=True,
-            complex_angles=generic.complex_angles,
-        )
+        super().__init__(generic)
         module: Any = self.module
         self.index, self.norms = layer, fast_norms(self, family)
         linears = [getattr(module, name) for name in latent_linears(module)]

@@ -97,7 +97,7 @@ class CompiledMixture(FusedBlock):
     """
 
     def __init__(self, generic: BranchSublayer, family: Family) -> None:
-        super().__init__(generic.layer, generic.spec, generic.multiplier)
+        super().__init__(generic)
         module: Any = self.module
         assert family.mixture is not None
         router, experts = getattr(module, family.mixture.router), module.experts

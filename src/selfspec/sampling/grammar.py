@@ -1,5 +1,6 @@
 """Structured output: schemas and grammars compiled for a tokenizer, and masks of the tokens that may follow a text."""
 
+import copy
 import threading
 from collections.abc import Collection
 from functools import lru_cache
@@ -40,7 +41,6 @@ class GrammarMask(LogitsProcessor):
         eos_ids: the tokens that end the text, at least one.
         vocab_size: number of tokens that the model scores.
         kind: the parameter that the grammar is of, for errors.
-        first: the mask before the first token, if it is known.
 
     Raises:
         InvalidParameterError: no token of the vocabulary can begin a text of the grammar.
@@ -53,7 +53,6 @@ class GrammarMask(LogitsProcessor):
         eos_ids: Collection[int],
         vocab_size: int,
         kind: str = "json_schema",
-        first: torch.Tensor | None = None,
     ) -> None:
         self._matcher, self._kind = matcher, kind
         self._prompt_length = prompt_length
@@ -62,19 +61,15 @@ class GrammarMask(LogitsProcessor):
         self._only_eos = torch.ones(vocab_size, dtype=torch.bool)
         self._only_eos[list(eos_ids)] = False
         self._consumed: list[int] = []
-        self._masks: dict[int, torch.Tensor] = {0: self._forbidden() if first is None else first}
+        self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
 
     def copy(self, prompt_length: int) -> "GrammarMask":
         """The mask of another request, after no tokens; of one that has masked nothing yet."""
         assert not self._consumed
-        return GrammarMask(
-            self._matcher.deep_copy(),
-            prompt_length,
-            self._eos_ids,
-            self._vocab_size,
-            self._kind,
-            first=self._masks[0],
-        )
+        other = copy.copy(self)
+        other._matcher, other._prompt_length = self._matcher.deep_copy(), prompt_length
+        other._consumed, other._masks = [], dict(self._masks)
+        return other
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Masks the scores ``[1, vocab]`` of one row, given its tokens ``[1, length]``.
