@@ -175,6 +175,24 @@ class Family:
         return own and kind.__name__ == f"{self.classes}{class_ending}"
 
 
+_GRANITE = Family(
+    "Granite",
+    classes="Granite",
+    residual_multiplier="residual_multiplier",
+    embedding_multiplier="embedding_multiplier",
+    logits_divisor="logits_scaling",
+)
+_GEMMA = Family("Gemma", classes="Gemma", norms_plus_one=True, rounds_normed=False, sqrt_embedding=True)
+_GEMMA2 = replace(
+    _GEMMA,
+    name="Gemma-2",
+    classes="Gemma2",
+    softcap="attn_logit_softcapping",
+    attention=_SANDWICH_ATTENTION,
+    mlp=_SANDWICH_MLP,
+    windows=Windows.BY_LAYER_TYPE,
+)
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", classes="Llama"),
     "internlm3": Family("InternLM3", classes="Llama"),
@@ -216,13 +234,7 @@ FAMILIES: dict[str, Family] = {
     "arcee": Family("Arcee", classes="Arcee", mlp=_UNGATED_MLP, gated=False),
     "jais2": Family("Jais 2", classes="Jais2", mlp=_UNGATED_MLP, gated=False),
     "nemotron": Family("Nemotron", classes="Nemotron", mlp=_UNGATED_MLP, gated=False, norms_plus_one=True),
-    "granite": Family(
-        "Granite",
-        classes="Granite",
-        residual_multiplier="residual_multiplier",
-        embedding_multiplier="embedding_multiplier",
-        logits_divisor="logits_scaling",
-    ),
+    "granite": _GRANITE,
     "hyperclovax": Family(
         "HyperCLOVA X",
         classes="HyperCLOVAX",
@@ -232,44 +244,20 @@ FAMILIES: dict[str, Family] = {
         embedding_multiplier="embedding_multiplier",
         logits_multiplier="logits_scaling",
     ),
-    "gemma": Family(
-        "Gemma",
-        classes="Gemma",
-        norms_plus_one=True,
-        rounds_normed=False,
-        sqrt_embedding=True,
-        without="use_bidirectional_attention",
-    ),
-    "vaultgemma": Family(
-        "VaultGemma",
+    "gemma": replace(_GEMMA, without="use_bidirectional_attention"),
+    "vaultgemma": replace(
+        _GEMMA2,
+        name="VaultGemma",
         classes="VaultGemma",
-        norms_plus_one=True,
-        rounds_normed=False,
-        softcap="attn_logit_softcapping",
+        attention=_LLAMA_ATTENTION,
         mlp=_mlp(before="pre_feedforward_layernorm"),
-        windows=Windows.BY_LAYER_TYPE,
-        sqrt_embedding=True,
     ),
-    "gemma2": Family(
-        "Gemma-2",
-        classes="Gemma2",
-        norms_plus_one=True,
-        rounds_normed=False,
-        softcap="attn_logit_softcapping",
-        attention=_SANDWICH_ATTENTION,
-        mlp=_SANDWICH_MLP,
-        windows=Windows.BY_LAYER_TYPE,
-        sqrt_embedding=True,
-    ),
-    "gemma3_text": Family(
-        "Gemma-3 (text)",
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(
+        _GEMMA2,
+        name="Gemma-3 (text)",
         classes="Gemma3",
-        norms_plus_one=True,
-        rounds_normed=False,
-        attention=_SANDWICH_ATTENTION,
-        mlp=_SANDWICH_MLP,
-        windows=Windows.BY_LAYER_TYPE,
-        sqrt_embedding=True,
+        softcap=None,
         rope_by_layer_type=True,
         without="use_bidirectional_attention",
     ),
@@ -303,13 +291,11 @@ FAMILIES: dict[str, Family] = {
         rope=RopeLayout.NEIGHBOURS,
         mixture=Mixture(bias="gate.moe_statics.e_score_correction_bias", shared="shared_experts"),
     ),
-    "granitemoe": Family(
-        "Granite-MoE",
+    "granitemoe": replace(
+        _GRANITE,
+        name="Granite-MoE",
         classes="GraniteMoe",
         mlp=Branch("block_sparse_moe", "post_attention_layernorm", None, (), "", "MLP"),
-        residual_multiplier="residual_multiplier",
-        embedding_multiplier="embedding_multiplier",
-        logits_divisor="logits_scaling",
         mixture=Mixture(class_ending="MoE", router="router"),
     ),
     "deepseek_v2": Family(
