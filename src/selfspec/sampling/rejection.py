@@ -48,7 +48,7 @@ def decide_tree(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Te
     tree, draft_tokens, device = drafted.tree, drafted.token_ids, target_probs.device
     left = target_probs.to(torch.float64, copy=True)
     drafts = None
-    if drafted.scores is not None:
+    if tree and drafted.scores is not None:
         origins = [row if nodes else 0 for row, nodes in enumerate(tree.children)]
         drafts = drafted.scores[transfer.send(origins, device)].double()
     target_hits = torch.zeros(len(tree), dtype=torch.float64, device=device)
