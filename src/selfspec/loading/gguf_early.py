@@ -6,7 +6,6 @@ need no Python meanwhile.
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 import torch
 
@@ -45,9 +44,7 @@ class EarlyLayout:
     def __enter__(self) -> "EarlyLayout":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
 
 
