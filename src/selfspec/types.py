@@ -8,7 +8,7 @@ from typing import Any, Literal
 from selfspec.model.kept import KeptSet
 from selfspec.params import SamplingParams as SamplingParams
 from selfspec.runtimes.chain import Path
-from selfspec.runtimes.precision import AnyPrecision, read_precision
+from selfspec.runtimes.precision import AnyPrecision
 
 Phase = Literal["select", "draft", "verify", "other"]
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
@@ -138,26 +138,6 @@ class Round:
             values[name] = None if values[name] is None else asdict(values[name])
         kept = None if self.kept is None else list(self.kept.sublayers)
         return {**values, "kept": kept, "token_ids": list(self.token_ids)}
-
-    @classmethod
-    def from_dict(cls, described: Mapping[str, Any], sublayers: int) -> "Round":
-        """The round that ``to_dict`` described, of a model with ``sublayers`` sublayers (``2L``); old ones lack fields.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is not such an object.
-        """
-        values = {each.name: described[each.name] for each in fields(cls) if each.name in described}
-        kept, precision, forecast = (values.get(name) for name in ("kept", "precision", "forecast"))
-        return cls(
-            **{
-                **values,
-                "token_ids": tuple(described["token_ids"]),
-                "kept": None if kept is None else KeptSet(tuple(kept), sublayers),
-                "seconds": PhaseSeconds(**described["seconds"]),
-                "precision": None if precision is None else read_precision(precision),
-                "forecast": None if forecast is None else Forecast(**forecast),
-            }
-        )
 
 
 @dataclass(frozen=True)

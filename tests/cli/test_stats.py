@@ -68,12 +68,6 @@ def test_lines_are_aligned_and_say_why_rounds_were_plain() -> None:
     )
 
 
-def test_rounds_keep_their_forecast_in_json() -> None:
-    assert Round.from_dict(COPIED.to_dict(), 12) == COPIED
-    older = {key: value for key, value in COPIED.to_dict().items() if key != "forecast"}
-    assert Round.from_dict(older, 12).forecast is None
-
-
 def test_auto_says_what_it_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     verify, draft = RowCosts((1, 64), (1.0, 1.001)), RowCosts((1, 64), (0.2, 0.4))
     trial = Trial(Assignment(KeptSet.full(SUBLAYERS), Precision.of(8)), 0.9, draft, ())

@@ -1,8 +1,8 @@
 """At which precision a copy of a model's weights is held: bits, groups, and which parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from selfspec.errors import InvalidSettingError
 from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
@@ -90,13 +90,6 @@ class Precision:
 
 AnyPrecision: TypeAlias = Precision | MixedPrecision
 """The same bits for all branches of a kind, or bits for each sublayer."""
-
-
-def read_precision(fields: Mapping[str, Any]) -> AnyPrecision:
-    """The precision that ``dataclasses.asdict`` described; ``TypeError`` if it is not such an object."""
-    if "sublayers" not in fields:
-        return Precision(**fields)
-    return MixedPrecision(**{**fields, "sublayers": tuple(fields["sublayers"])})
 
 
 def _check(named: Sequence[tuple[str, object]]) -> None:

@@ -1,11 +1,13 @@
 """One measurement of ``selfspec bench run``: a candidate's output for a prompt. A line of ``results.jsonl``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any
 
-from selfspec.types import Generation, Round
+from selfspec.model.kept import KeptSet
+from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
+from selfspec.types import Forecast, Generation, PhaseSeconds, Round
 from selfspec_lab.bench.cost import DecodingBytes, decoding_bytes
 from selfspec_lab.measuring import StepBytes
 
@@ -77,8 +79,34 @@ class Measurement:
         values["token_ids"] = tuple(int(token_id) for token_id in values["token_ids"])
         values["bytes"] = None if values["bytes"] is None else DecodingBytes(**values["bytes"])
         if values["rounds"] is not None:
-            values["rounds"] = tuple(Round.from_dict(each, sublayers) for each in values["rounds"])
+            values["rounds"] = tuple(read_round(each, sublayers) for each in values["rounds"])
         return cls(**values)
+
+
+def read_round(described: Mapping[str, Any], sublayers: int) -> Round:
+    """The round that ``Round.to_dict`` described, of a model with ``sublayers`` sublayers; old ones lack fields.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not such an object.
+    """
+    values = {each.name: described[each.name] for each in fields(Round) if each.name in described}
+    kept, precision, forecast = (values.get(name) for name in ("kept", "precision", "forecast"))
+    return Round(
+        **{
+            **values,
+            "token_ids": tuple(described["token_ids"]),
+            "kept": None if kept is None else KeptSet(tuple(kept), sublayers),
+            "seconds": PhaseSeconds(**described["seconds"]),
+            "precision": None if precision is None else _read_precision(precision),
+            "forecast": None if forecast is None else Forecast(**forecast),
+        }
+    )
+
+
+def _read_precision(described: Mapping[str, Any]) -> AnyPrecision:
+    if "sublayers" not in described:
+        return Precision(**described)
+    return MixedPrecision(**{**described, "sublayers": tuple(described["sublayers"])})
 
 
 def output_fields(generation: Generation, costs: StepBytes, peak_memory_bytes: int) -> dict[str, Any]:
