@@ -184,7 +184,7 @@ def pvalue(rule: Rule, tree: TokenTree, one_hot: bool, draws: int) -> float:
     ("tree", "one_hot", "draws"), [(TREE, False, DRAWS), (TREE, True, FEWER_DRAWS), (CHAIN, False, FEWER_DRAWS)]
 )
 def test_the_output_follows_the_target(tree: TokenTree, one_hot: bool, draws: int) -> None:
-    """A one-hot chain is left to the equality of chain path and walk below."""
+    """A one-hot chain is left to the oracle and to the chains below."""
     assert pvalue(the_rule, tree, one_hot, draws) > 0.01
 
 
