@@ -67,6 +67,7 @@ class Division:
         """
         make: Any = transformers.AutoModelForCausalLM.from_pretrained
         options = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        options["trust_remote_code"] = False
         model, report = make(source, **options, **(self._plan(source) if self.tp_plan else self._map()))
         placement_of(model)
         return model.eval(), report
@@ -75,7 +76,7 @@ class Division:
         return {"device_map": self.device_map}
 
     def _plan(self, source: str) -> dict[str, Any]:
-        config: Any = transformers.AutoConfig.from_pretrained(source)
+        config: Any = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         if not getattr(config, "base_model_tp_plan", None):
             raise UnsupportedModelError(
                 f"transformers has no tp_plan for the family '{config.model_type}'; divide it by a device_map, or run "
