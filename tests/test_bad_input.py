@@ -345,6 +345,30 @@ def test_unsupported_families_are_refused_before_weights_are_read(tmp_path: Path
     assert_refused_by_name(refusal.value, family)
 
 
+_CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+
+
+@pytest.mark.parametrize("part", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_checkpoint_is_never_run(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused in one line, and nobody is asked."""
+    build("llama").save_pretrained(tmp_path)
+    (tmp_path / "code.py").write_text(_CODE)
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
+    if part == "config.json":
+        content = {"model_type": "of_tomorrow", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+        message = "model family 'of_tomorrow' is not supported: it needs code of the checkpoint, which is never run"
+    else:
+        content = {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["code.T", None]}}
+        message = "cannot load the tokenizer of .* contains custom code"
+    (tmp_path / part).write_text(json.dumps(content))
+    with pytest.raises((errors.UnsupportedModelError, errors.ModelLoadError), match=message) as refusal:
+        load_model(tmp_path)
+    assert "\n" not in str(refusal.value)
+    assert not asked
+    assert not list(tmp_path.rglob("ran"))
+
+
 def test_model_in_training_mode() -> None:
     model = copy.deepcopy(build("llama")).train()
     with pytest.raises(errors.UnsupportedModelError, match="training mode"):

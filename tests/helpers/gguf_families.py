@@ -16,6 +16,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, quants
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from helpers.gguf_hybrids import CONVOLUTIONS, DELTA_NETS, hybrid_settings, hybrid_tensors
 from helpers.k_quants import quantise_k
 from selfspec.loading.gguf_file import GgufTensor
 
@@ -47,6 +48,20 @@ ARCHITECTURES = {
     "glm4_moe": MODEL_ARCH.GLM4_MOE,
     "deepseek_v2": MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": MODEL_ARCH.DEEPSEEK2,
+    "qwen3_next": MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
+    "olmo3": MODEL_ARCH.OLMO2,
+    "ernie4_5_moe": MODEL_ARCH.ERNIE4_5_MOE,
+    "hunyuan_v1_dense": MODEL_ARCH.HUNYUAN_DENSE,
+    "minimax_m2": MODEL_ARCH.MINIMAXM2,
+    "dots1": MODEL_ARCH.DOTS1,
+    "nemotron": MODEL_ARCH.NEMOTRON,
+    "cohere2": MODEL_ARCH.COHERE2,
+    "falcon_h1": MODEL_ARCH.FALCON_H1,
+    "nemotron_h": MODEL_ARCH.NEMOTRON_H,
+    "lfm2": MODEL_ARCH.LFM2,
+    "lfm2_moe": MODEL_ARCH.LFM2MOE,
 }
 """By ``config.model_type``."""
 
@@ -74,7 +89,7 @@ def save_family(
         quantised: type of all matrices but routers; everything else is float32.
     """
     config: Any = model.config
-    name = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[config.model_type]]
+    name = gguf.MODEL_ARCH_NAMES[_architecture(config)]
     writer = GGUFWriter(path, name)
     own = {f"{name}.{key}": value for key, value in _settings(config).items()}
     more = {key[1:] if key.startswith(":") else f"{name}.{key}": value for key, value in (settings or {}).items()}
@@ -86,7 +101,10 @@ def save_family(
     for tensor, values in written.items():
         if tensor not in leave_out:
             numbers = np.ascontiguousarray(values, np.float32)
-            is_matrix = numbers.ndim > 1 and "gate_inp" not in tensor and not tensor.endswith("bias")
+            is_matrix = numbers.ndim > 1 and not tensor.endswith("bias")
+            is_matrix = is_matrix and not any(
+                part in tensor for part in ("gate_inp", "conv", "ssm_a", "ssm_d", "ssm_norm")
+            )
             kind = quantised if is_matrix else GGMLQuantizationType.F32
             blocks = quantise_k(numbers, kind.name) if kind.name.endswith("_K") else quants.quantize(numbers, kind)
             writer.add_tensor(tensor, blocks, raw_dtype=kind)
@@ -102,7 +120,7 @@ def save_with_gguf_head(model: PreTrainedModel, head: Mapping[str, torch.Tensor]
 
     Args:
         model: of one of ``ARCHITECTURES``.
-        head: its tensors by the names of the checkpoint, ``model.layers.{layers}.…``, experts apart.
+        head: its tensors by the names of the checkpoint, ``model.layers.{layers}.…`` or ``mtp.…``, experts apart.
         path: where to.
         **options: those of ``save_family``.
     """
@@ -112,8 +130,9 @@ def save_with_gguf_head(model: PreTrainedModel, head: Mapping[str, torch.Tensor]
     beside = gguf.get_tensor_name_map(MODEL_ARCH.GLM4_MOE, layers + 1)  # the package lists none for DeepSeek's
     written: dict[str, npt.NDArray[np.float32]] = {}
     experts: dict[str, dict[int, npt.NDArray[np.float32]]] = {}
-    for name, tensor in head.items():
-        values, (module, _, kind) = tensor.float().numpy(), name.rpartition(".")
+    for own, tensor in head.items():
+        name = _QWEN_HEAD.get(own, own.replace("mtp.layers.0", "model.layers.{}")).format(layers)
+        values, (module, _, kind) = _stored(name, tensor.float().numpy(), config), name.rpartition(".")
         if (match := re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", module)) is not None:
             stored = f"{names.get_name(f'{match[1]}.{match[3]}')}.{kind}"
             experts.setdefault(stored, {})[int(match[2])] = values
@@ -126,6 +145,22 @@ def save_with_gguf_head(model: PreTrainedModel, head: Mapping[str, torch.Tensor]
     written |= {name: np.stack([parts[each] for each in sorted(parts)]) for name, parts in experts.items()}
     settings = {"block_count": layers + 1, "nextn_predict_layers": 1}
     return save_family(model, path, settings=settings, tensors=written, **options)
+
+
+_QWEN_HEAD = {
+    f"mtp.{own}.weight": f"model.layers.{{}}.{name}.weight"
+    for own, name in {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head.norm",
+    }.items()
+}
+
+
+def _architecture(config: Any) -> MODEL_ARCH:
+    has_experts = "moe" in (getattr(config, "layers_block_type", None) or ())
+    return MODEL_ARCH.NEMOTRON_H_MOE if has_experts else ARCHITECTURES[config.model_type]
 
 
 def dequantise(tensor: GgufTensor) -> npt.NDArray[np.float32]:
@@ -164,43 +199,63 @@ def _settings(config: Any) -> dict[str, Any]:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": getattr(config, "head_dim", None),
         "attention.value_length": getattr(config, "head_dim", None),
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
-        "attention.layer_norm_epsilon": getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None)),
+        "attention.layer_norm_epsilon": next(
+            (getattr(config, name) for name in ("layer_norm_eps", "norm_epsilon", "norm_eps") if hasattr(config, name)),
+            None,
+        ),
         "rope.freq_base": None if family == "gemma2" else float(rope["rope_theta"]),
         "rope.dimension_count": None
         if family
-        in ("qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "olmoe", "gemma2", "gemma3_text", "olmo2", "starcoder2")
+        in (
+            *("qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "olmoe", "gemma2", "gemma3_text", "olmo2", "starcoder2"),
+            *CONVOLUTIONS,
+        )
         else int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         **_rope_scaling(config, rope),
-        **(_windows(config) if family in ("phi3", "gemma2", "gemma3_text", "exaone4", "gpt_oss") else {}),
+        **(
+            _windows(config)
+            if family in ("phi3", "gemma2", "gemma3_text", "exaone4", "gpt_oss", "olmo3", "cohere2")
+            else {}
+        ),
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types]
-        if family == "exaone4" and config.sliding_window
+        if family in ("exaone4", "olmo3") and config.sliding_window
         else None,
         "expert_count": experts,
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         "expert_feed_forward_length": config.intermediate_size
-        if family == "gpt_oss"
+        if family in ("gpt_oss", "minimax_m2")
         else getattr(config, "moe_intermediate_size", None),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
         "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
         "attention.scale": getattr(config, "attention_multiplier", None),
         "embedding_scale": getattr(config, "embedding_multiplier", None),
         "residual_scale": getattr(config, "residual_multiplier", None),
-        "logit_scale": getattr(config, "logits_scaling", None),
+        "logit_scale": getattr(config, "logits_scaling", getattr(config, "logit_scale", None)),
         **_routing(config),
         **(_latents(config) if family.startswith("deepseek") else {}),
+        **hybrid_settings(config),
         "use_parallel_residual": True if family == "stablelm" else None,  # as of a config that does not have it
     }
 
 
 def _routing(config: Any) -> dict[str, Any]:
-    """Of mixtures with shared experts without a gate."""
+    """Of mixtures with shared experts without a gate, or with sigmoids."""
+    if config.model_type == "minimax_m2":
+        return {"expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID)}
+    if config.model_type == "ernie4_5_moe":
+        return {
+            "expert_shared_count": config.moe_num_shared_experts,
+            "expert_shared_feed_forward_length": config.moe_num_shared_experts * config.moe_intermediate_size,
+            "interleave_moe_layer_step": config.moe_layer_interval,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
     if not hasattr(config, "n_routed_experts"):
         return {}
     return {
@@ -215,7 +270,7 @@ def _routing(config: Any) -> dict[str, Any]:
         "expert_weights_norm": config.norm_topk_prob or None,
         "expert_group_count": config.n_group,
         "expert_group_used_count": config.topk_group,
-        "leading_dense_block_count": config.first_k_dense_replace,
+        "leading_dense_block_count": getattr(config, "first_k_dense_replace", None),
     }
 
 
@@ -270,7 +325,7 @@ def _head_dim(config: Any) -> int:
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     config: Any = model.config
-    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(_architecture(config), config.num_hidden_layers)
     norms: dict[str, list[npt.NDArray[np.float32]]] = {}
     kept = model.state_dict().keys()
     buffers = [(own, buffer) for own, buffer in model.named_buffers() if own in kept]
@@ -278,12 +333,22 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
         values = parameter.detach().numpy()
         name = own.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         name = f"{name}.weight" if name.endswith("sinks") else name
-        if ".norms." in name:  # one for each head
+        if config.model_type == "nemotron_h":
+            name = name.replace("model.", "backbone.", 1)
+        elif name.endswith("pre_ff_layernorm.weight"):
+            yield names.get_name(name), values
+            continue
+        if (parts := hybrid_tensors(name, values, config)) is not None:
+            yield from ((f"blk.{name.split('.')[2]}.{part}", each) for part, each in parts)
+        elif ".norms." in name:  # one for each head
             norms.setdefault(name.split(".norms.")[0], []).append(values)
         elif name.endswith("kv_b_proj.weight"):
             yield from _expanding(names, name, values, config)
         elif name.endswith("_correction_bias"):
-            yield f"{names.get_name(name.removesuffix('_bias'))}.bias", values
+            plain = name.removesuffix("_bias").replace("gate.moe_statics", "moe_statics")
+            yield f"{names.get_name(plain)}.bias", values.reshape(-1)
+        elif name.endswith("expert_bias"):
+            yield f"{names.get_name(name.removesuffix('_bias') + '_bias')}.bias", values
         elif ".experts." in name:
             yield from _experts(names, name, values, in_pairs=config.model_type == "gpt_oss")
         else:
@@ -317,7 +382,8 @@ def _experts(
         yield f"{names.get_name(f'{prefix}.gate_proj')}.{kind}", gate
         yield f"{names.get_name(f'{prefix}.up_proj')}.{kind}", up
     else:
-        yield f"{names.get_name(f'{prefix}.down_proj')}.{kind}", by_outputs
+        name = f"{prefix}.{module.removesuffix('_bias')}".replace("backbone", "model").replace(".mixer.", ".mlp.")
+        yield f"{names.get_name(name)}.{kind}", by_outputs
 
 
 def _stored(name: str, values: npt.NDArray[np.float32], config: Any) -> npt.NDArray[np.float32]:
@@ -325,7 +391,8 @@ def _stored(name: str, values: npt.NDArray[np.float32], config: Any) -> npt.NDAr
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is not None and config.model_type in _PERMUTED:
         return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+    one_less = config.model_type.startswith("gemma") or config.model_type in (*DELTA_NETS, "nemotron")
+    if one_less and name.endswith("norm.weight"):
         return values + np.float32(1)
     return values
 

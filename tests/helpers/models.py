@@ -330,7 +330,8 @@ def _norm(name: str, norm: torch.Tensor, family: str) -> torch.Tensor:
         "post_attention" in name and (gemma or family in ("olmo2", "exaone4"))
     ):
         norm = _strength(name) * norm
-    return norm - 1 if gemma or family == "nemotron" else norm  # They multiply by one plus the weight.
+    plus_one = gemma or family == "nemotron" or (family.startswith(("qwen3_next", "qwen3_5")) and "linear" not in name)
+    return norm - 1 if plus_one else norm  # They multiply by one plus the weight.
 
 
 def _strength(name: str) -> float:

@@ -73,7 +73,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("glm4", {"settings": {"rope.dimension_sections": [8, 12, 12, 0]}}, r"glm4\.rope\.dimension_sections"),
     ("glm4", {"settings": {"nextn_predict_layers": 1}}, r"glm4\.nextn_predict_layers = 1"),
-    ("olmo2", {"settings": {"attention.sliding_window": 64}}, r"olmo2\.attention\.sliding_window = 64"),
+    ("qwen3", {"settings": {"attention.sliding_window": 64}}, r"qwen3\.attention\.sliding_window = 64"),
 ]
 """A case, what is changed in its file, and the message."""
 

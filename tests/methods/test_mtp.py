@@ -81,7 +81,7 @@ def test_accepts_what_transformers_accepts(family: str, tmp_path: Path, monkeypa
     prompt = PROMPTS[1]
     with torch.no_grad():
         ids = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, use_mtp=True)
-    found = mtp(model, settings={"draft_length": 1}).generate(prompt, max_new_tokens=TOKENS)
+    found = mtp(model, settings={"draft_length": 1, "draft_bits": 16}).generate(prompt, max_new_tokens=TOKENS)
     assert text(found) == tuple(ids[0, len(prompt) :].tolist())
     ours = [each.accepted for each in found.rounds]
     theirs = counts[len(counts) - len(ours) :]

@@ -17,16 +17,16 @@ from selfspec.loading import gguf_model
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.model.mtp import has_head, read_mtp
 
-PREFIX = f"model.layers.{LAYERS}."
+PREFIXES = (f"model.layers.{LAYERS}.", "mtp.")
 PROMPT = torch.randint(VOCABULARY, (24,), generator=torch.Generator().manual_seed(5)).tolist()
-FAMILIES = pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+FAMILIES = pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_next"])
 
 
 def write(family: str, folder: Path, **options: Any) -> tuple[Any, Path]:
     """A checkpoint's model, and the GGUF file of model and head."""
     made = load(save_with_head(family, folder))
     tensors = load_file(folder / "model.safetensors")
-    head = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+    head = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIXES)}
     return made, save_with_gguf_head(made, head, folder / "model.gguf", **options)
 
 

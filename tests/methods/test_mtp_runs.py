@@ -89,7 +89,7 @@ def test_rounds_are_those_from_python(family: str, dtype: torch.dtype, model_of:
         ({"threshold": 0.9}, GREEDY),
         ({"vocabulary": 48}, GREEDY),
         ({"prompt_rows": 4}, GREEDY),
-        ({"draft_bits": 8}, GREEDY),
+        ({"draft_bits": 16}, GREEDY),
         ({}, SamplingParams(TOKENS, temperature=0.5, seed=5)),
         ({"threshold": 0.3, "vocabulary": 48}, SamplingParams(TOKENS, temperature=0.5, seed=6)),
     ],

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from selfspec.loading.gguf_own import architecture_of
 from selfspec_lab.families.examine import Facts
 
 BEGIN, END = "<!-- `selfspec families --page` writes this -->", "<!-- up to here -->"
-_HEADINGS = ("family", "layers split by", "fused", "native", "low bits", "trees", "states")
+_HEADINGS = ("family", "layers split by", "fused", "native", "low bits", "trees", "states", "GGUF")
 
 
 def cells(facts: Facts) -> tuple[str, ...]:
@@ -14,7 +15,9 @@ def cells(facts: Facts) -> tuple[str, ...]:
         return facts.name, "refused", *[""] * (len(_HEADINGS) - 2)
     marks = facts.native, facts.low_bits, facts.trees, facts.states
     split = facts.split if facts.identical else f"{facts.split}, other text"
-    return (facts.name, split, facts.fused, *("yes" if mark else "" for mark in marks))
+    architecture = architecture_of(facts.name)
+    file = f"`{architecture}`" if architecture else ""
+    return (facts.name, split, facts.fused, *("yes" if mark else "" for mark in marks), file)
 
 
 def table(every: Sequence[Facts], version: str) -> str:

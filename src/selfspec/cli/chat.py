@@ -91,7 +91,7 @@ def _check_template_early(model: str) -> None:
         source = resolve_name(model)
         if isinstance(source, InstallableModel) or (isinstance(source, Path) and not source.is_dir()):
             return
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception:  # loading the model reports the error
         return
     _check_template(model, tokenizer)

@@ -67,14 +67,13 @@ class Division:
         """
         make: Any = transformers.AutoModelForCausalLM.from_pretrained
         options = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, report = make(
-            source, **options, **(self._plan(source) if self.tp_plan else {"device_map": self.device_map})
-        )
+        where = self._plan(source) if self.tp_plan else {"device_map": self.device_map}
+        model, report = make(source, trust_remote_code=False, **options, **where)
         placement_of(model)
         return model.eval(), report
 
     def _plan(self, source: str) -> dict[str, Any]:
-        config: Any = transformers.AutoConfig.from_pretrained(source)
+        config: Any = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         if not getattr(config, "base_model_tp_plan", None):
             raise UnsupportedModelError(
                 f"transformers has no tp_plan for the family '{config.model_type}'; divide it by a device_map, or run "

@@ -13,11 +13,13 @@ from transformers import PreTrainedConfig
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
 from selfspec.loading.gguf_deepseek import has_sigmoids, scale_yarn
 from selfspec.loading.gguf_ends import read_special_tokens
+from selfspec.loading.gguf_family import MOST_EXPERTS, GgufFamily, Header
 from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_own import DEEPSEEK_V3, FAMILIES, MIXTRAL, MOST_EXPERTS, GgufFamily, Header
+from selfspec.loading.gguf_own import DEEPSEEK_V3, FAMILIES, MIXTRAL, OLMO3
 from selfspec.loading.gguf_rope import read_rope
 from selfspec.loading.gguf_settings import Settings, damaged, refused
-from selfspec.model.families import require_row
+from selfspec.model.families import FAMILIES as ROWS
+from selfspec.model.families import find_family, require_row
 
 _MOST_HEADS = 2**12
 _MOST_HEAD_DIM = 2**13
@@ -42,7 +44,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     """
     settings = Settings(metadata)
     family = _find_family(settings, metadata)
-    header = _read_header(settings, tensors, latent=family.latent)
+    header = _read_header(settings, tensors, family)
     values = _read_values(family, header)
     tokens = read_special_tokens(metadata, values["vocab_size"])
     settings.refuse_unread()
@@ -54,8 +56,14 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
         ) from error
     for name, value in tokens.items():  # some classes put ids of their own in the place of none
         setattr(config, name, value)
-    require_row(config)
+    (require_row if family.model_type in ROWS else find_family)(config)
     return config
+
+
+def has_row(metadata: Mapping[str, Any]) -> bool:
+    """Whether the family of a file has a row of the table of families; else its weights become numbers of the dtype."""
+    family = FAMILIES.get(str(metadata.get("general.architecture")))
+    return family is None or family.model_type in ROWS
 
 
 def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
@@ -71,10 +79,12 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
         return MIXTRAL
     if settings.architecture == "deepseek2" and has_sigmoids(settings):
         return DEEPSEEK_V3
+    if settings.architecture == "olmo2" and settings.integer("attention.sliding_window", 0):
+        return OLMO3
     return FAMILIES[settings.architecture]
 
 
-def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], *, latent: bool) -> Header:
+def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: GgufFamily) -> Header:
     hidden, blocks = settings.integer("embedding_length"), settings.integer("block_count")
     found = max((int(match[1]) + 1 for match in map(_BLOCK.match, tensors) if match), default=0)
     later = settings.integer("nextn_predict_layers", 0)
@@ -90,12 +100,15 @@ def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], *, laten
             f"projection (nextn.eh_proj) that heads have"
         )
     heads = settings.integer("attention.head_count", most=_MOST_HEADS)
-    if latent:
+    if family.latent:
         settings.integer("attention.head_count_kv", heads)  # 1, or that of expanded heads
         turned = settings.integer("rope.dimension_count", most=_MOST_HEAD_DIM)
         return Header(settings, tensors, layers, hidden, heads, heads, turned)
     head_dim = settings.integer("attention.key_length", hidden // heads if heads else 0, most=_MOST_HEAD_DIM)
-    groups = settings.integer("attention.head_count_kv", heads, most=_MOST_HEADS)
+    if family.varies:
+        groups = min(settings.largest("attention.head_count_kv"), _MOST_HEADS)
+    else:
+        groups = settings.integer("attention.head_count_kv", heads, most=_MOST_HEADS)
     value_dim = settings.integer("attention.value_length", head_dim)
     if not heads or not groups or heads % groups or not head_dim or value_dim != head_dim:
         raise refused(
@@ -112,7 +125,7 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise ModelLoadError("this GGUF file has no tensor token_embd.weight; take a file that holds a whole model")
     context = settings.integer("context_length")
-    epsilon = settings.number(f"attention.layer_norm_{'rms_' if family.norm == 'rms_norm_eps' else ''}epsilon")
+    epsilon = settings.number(f"attention.layer_norm_{'rms_' if family.rms else ''}epsilon")
     if not context or not 0 <= epsilon < 1:
         raise damaged(f"this GGUF file has a context of {context} tokens and norms that add {epsilon:g}")
     rope = read_rope(settings, tensors, header.head_dim, context, partial=family.partial_rope)
@@ -121,7 +134,8 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
     if family.latent:
         rope = scale_yarn(settings, rope)
     if family.rope_by_layer_type:
-        local = {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", 10000.0)}
+        base = settings.number("rope.freq_base_swa", family.local_base or rope["rope_theta"])
+        local = {"rope_type": "default", "rope_theta": base}
         rope = {"full_attention": rope, "sliding_attention": local}
     return {
         "vocab_size": embedding.shape[0],
@@ -130,13 +144,19 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
         "num_attention_heads": header.heads,
         "head_dim": header.head_dim,
         "num_key_value_heads": header.groups,
-        "intermediate_size": settings.integer("feed_forward_length"),
+        "intermediate_size": _read_width(family, settings),
         "max_position_embeddings": context,
         family.norm: epsilon,
         "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in tensors,
         **family.read_own(header),
     }
+
+
+def _read_width(family: GgufFamily, settings: Settings) -> int:
+    """The inner width of MLPs, which mixtures need not have."""
+    name, default = "feed_forward_length", 0 if "expert_count" in settings else None
+    return settings.largest(name, default) if family.varies else settings.integer(name, default)
 
 
 def _reason(error: Exception) -> str:

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_settings import damaged
-from selfspec.loading.gguf_tensors import Source, find_next_layer
+from selfspec.loading.gguf_tensors import Source, find_next_layer, subtract_one
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,12 +55,14 @@ class GgufHead:
         if f"{block}nextn.eh_proj.weight" not in file.tensors:
             return None
         sources, shapes = find_next_layer(file.tensors, model)
+        plus_one = BY_MODEL_TYPE[model.config.model_type].norms_plus_one
         for name, tensor in _OWN.items():
             if (full := f"{block}{tensor}.weight") not in file.tensors:
                 full = "output_norm.weight" if name == "shared_head.norm" else full
             if full not in file.tensors:
                 raise damaged(f"the tensor {full} of the multi-token-prediction head is missing")
-            sources[f"{prefix}{name}.weight"] = Source((full,))
+            change = subtract_one if plus_one and name.endswith("norm") else None
+            sources[f"{prefix}{name}.weight"] = Source((full,), change=change)
             shapes[f"{prefix}{name}.weight"] = file.tensors[full].shape
         return cls(file.path, sources, shapes, values)
 

@@ -1,6 +1,7 @@
 """The model and the tokenizer of a GGUF file, whose weights keep their own numbers where the kernels run them."""
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from selfspec.errors import ModelLoadError, OutOfMemoryError, first_line, naming
+from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
 from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_early import EarlyLayout
-from selfspec.loading.gguf_families import read_config
+from selfspec.loading.gguf_families import has_row, read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_head import GgufHead
 from selfspec.loading.gguf_tensors import Source, find_parameters, stored_values
@@ -55,7 +56,8 @@ def read_gguf(
 
     Matrices keep the file's own numbers where ``packed``: unless these are of the dtype, linear layers and embedding
     become low-bit modules, whose tiles are laid out from the mapped file. Its pages are given back as they have been
-    read. Other weights, and all where not ``packed``, are numbers of the dtype. Nothing is written to disk.
+    read. Other weights, and all where not ``packed`` or of a family without a row, are numbers of the dtype. Nothing is
+    written to disk.
 
     Args:
         path: the file, or a part of a split one.
@@ -72,7 +74,8 @@ def read_gguf(
         check_file(expected, path)
     with GgufFile.open(path) as file:
         no_kernels, available = _why_no_kernels(), available_bytes()
-        packed = packed and no_kernels is None
+        unpacks = packed and not has_row(file.metadata)
+        packed = packed and no_kernels is None and not unpacks
         chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file, packed=packed)
         keeps = packed and chosen in DTYPES
         kept = {name: tensor for name, tensor in file.tensors.items() if keeps and _own_form(tensor, chosen)}
@@ -84,6 +87,8 @@ def read_gguf(
                 head = GgufHead.find(file, model, lambda tensor: _values(tensor, no_kernels))
             filling = _Filling(model, file, sources, chosen, early if keeps else None, no_kernels)
             filling.check_memory(available)
+            if unpacks:
+                filling.warn()
             tokenizer = read_tokenizer(file)
             with torch.inference_mode(mode=False), torch.no_grad():
                 filling.run()
@@ -97,7 +102,7 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
     """The config of the model in a GGUF file, with the dtype that ``auto`` means."""
     with GgufFile.open(path) as file, naming(f"cannot load '{path}'"):
         config = read_config(file.metadata, file.tensors)
-        config.dtype = auto_dtype(file, packed=True)
+        config.dtype = auto_dtype(file, packed=has_row(file.metadata))
         return config
 
 
@@ -140,17 +145,31 @@ class _Filling:
 
     def check_memory(self, available: int | None) -> None:
         """Refuses weights that do not fit into the ``available`` bytes of memory, measured before any was read."""
-        parameters = stored_values(self._model)
-        needed = _BASE_BYTES
-        for name in self._sources:
-            shape, form = parameters[name].shape, self._forms.get(name)
-            needed += (
-                form.bytes(shape[:-1].numel(), shape[-1]) if form else parameters[name].numel() * self._dtype.itemsize
-            )
+        needed = _BASE_BYTES + self._bytes()
         if available is not None and needed > available:
             raise OutOfMemoryError(
                 f"the weights of '{self._file.path}' take {needed:,} bytes, but {available:,} are available; take a "
                 "smaller model, or a file of fewer bits"
+            )
+
+    def _bytes(self) -> int:
+        """What the weights take."""
+        needed, parameters = 0, stored_values(self._model)
+        for name in self._sources:
+            shape, form = parameters[name].shape, self._forms.get(name)
+            needed += form.bytes(shape[:-1].numel(), shape[-1]) if form else shape.numel() * self._dtype.itemsize
+        return needed
+
+    def warn(self) -> None:
+        """Says that weights of few bits do not keep their numbers, though they should."""
+        if any(tensor.type not in _PLAIN for tensor in self._file.tensors.values()):
+            dtype = str(self._dtype).removeprefix("torch.")
+            warnings.warn(
+                f"the weights of '{self._file.path}' are unpacked to {dtype} and take {self._bytes() / 1e6:,.1f} MB, "
+                f"since a '{self._model.config.model_type}' model runs by transformers' "
+                "own modules",
+                SelfSpecWarning,
+                stacklevel=5,
             )
 
     def run(self) -> None:
@@ -202,7 +221,7 @@ class _Filling:
     def _form_of(self, name: str) -> PackedFormat | None:
         source = self._sources[name]
         forms = {_own_form(self._file.tensors[each], self._dtype) for each in source.tensors}
-        return forms.pop() if len(forms) == 1 and not source.added else None
+        return forms.pop() if len(forms) == 1 and source.change is None else None
 
     def _fit_tiles(self, path: str) -> bool:
         """Whether all tensors of experts have whole tiles of outputs for each expert."""

@@ -1,94 +1,38 @@
 """What families of models in GGUF files have of their own: one row of a table each, with what reads their settings."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from selfspec.loading.gguf_deepseek import has_sigmoids, read_latents, read_mixture, read_softmax_mixture
-from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_settings import Settings, damaged, refused
-
-MOST_EXPERTS = 2**14
-"""No model has nearly as many. Tables of a model are as long, so that a damaged file may not choose them freely."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What the settings of a config are read from.
-
-    Attributes:
-        settings: the model's own keys.
-        tensors: the tensors of the file.
-        layers: number of layers, without those that predict later tokens.
-        hidden: width of the residual stream.
-        heads: attention heads.
-        groups: heads of keys and values.
-        head_dim: size of a head.
-    """
-
-    settings: Settings
-    tensors: Mapping[str, GgufTensor]
-    layers: int
-    hidden: int
-    heads: int
-    groups: int
-    head_dim: int
-
-    def has(self, name: str) -> bool:
-        """Whether the first layer has a tensor of this name."""
-        return f"blk.0.{name}" in self.tensors
-
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Whether the projections of the attention's input have biases."""
-        return self.has("attn_q.bias") or self.has("attn_qkv.bias")
-
-
-def _biases(header: Header) -> dict[str, Any]:
-    return {"attention_bias": header.has_qkv_bias}
-
-
-def _biases_and_mlp(header: Header) -> dict[str, Any]:
-    return {**_biases(header), "mlp_bias": header.has("ffn_up.bias")}
-
-
-def _experts(header: Header) -> dict[str, Any]:
-    experts = header.settings.integer("expert_count", most=MOST_EXPERTS)
-    used = header.settings.integer("expert_used_count", most=MOST_EXPERTS)
-    if not 0 < used <= experts:
-        raise damaged(f"this GGUF file uses {used} of {experts} experts")
-    return {"num_local_experts": experts, "num_experts_per_tok": used}
-
-
-def _qwen2_moe(header: Header) -> dict[str, Any]:
-    settings = header.settings
-    experts = _experts(header)
-    return {
-        **experts,
-        "num_experts": experts["num_local_experts"],
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
-        "norm_topk_prob": False,  # llama.cpp never does it
-        "qkv_bias": header.has_qkv_bias,
-    }
+from selfspec.loading.gguf_deepseek import read_latents, read_mixture, read_softmax_mixture
+from selfspec.loading.gguf_family import (
+    GgufFamily,
+    Header,
+    biases,
+    biases_and_mlp,
+    experts,
+    qwen2_moe,
+    require_sigmoids,
+    routed,
+)
+from selfspec.loading.gguf_hybrids import HYBRIDS
+from selfspec.loading.gguf_settings import damaged, refused
 
 
 def _granite_moe(header: Header) -> dict[str, Any]:
     values = _granite(header)
     del values["mlp_bias"]
-    return {**values, **_experts(header)}
+    return {**values, **experts(header)}
 
 
 def _olmoe(header: Header) -> dict[str, Any]:
-    return {**_biases(header), **_experts(header), "norm_topk_prob": False, "clip_qkv": None}
+    return {**biases(header), **experts(header), "norm_topk_prob": False, "clip_qkv": None}
 
 
 def _qwen3_moe(header: Header) -> dict[str, Any]:
     return {
-        **_biases(header),
-        **_experts(header),
+        **biases(header),
+        **experts(header),
         "moe_intermediate_size": header.settings.integer("expert_feed_forward_length"),
         "norm_topk_prob": True,  # llama.cpp does it always
     }
@@ -96,7 +40,7 @@ def _qwen3_moe(header: Header) -> dict[str, Any]:
 
 def _smollm3(header: Header) -> dict[str, Any]:
     # Files do not tell which layers have no rope. It is every fourth in the models that there are.
-    return {**_biases_and_mlp(header), "no_rope_layer_interval": 4}
+    return {**biases_and_mlp(header), "no_rope_layer_interval": 4}
 
 
 def _phi3(header: Header) -> dict[str, Any]:
@@ -112,7 +56,7 @@ def _granite(header: Header) -> dict[str, Any]:
     if settings.get("rope.scaling.finetuned") is False:
         raise refused("this GGUF file is of a Granite model without rope, not supported")
     return {
-        **_biases_and_mlp(header),
+        **biases_and_mlp(header),
         "embedding_multiplier": settings.number("embedding_scale", 0.0) or 1.0,
         "residual_multiplier": settings.number("residual_scale", 0.0) or 1.0,
         "logits_scaling": settings.number("logit_scale", 0.0) or 1.0,
@@ -164,41 +108,73 @@ def _exaone4(header: Header) -> dict[str, Any]:
     return {"sliding_window": None, **_windows(header, default=0, period=4)}
 
 
+def _olmo3(header: Header) -> dict[str, Any]:
+    return {**biases(header), **_windows(header, default=0, period=4)}
+
+
 def _seed_oss(header: Header) -> dict[str, Any]:
-    return {**_biases_and_mlp(header), "attention_out_bias": header.has("attn_output.bias")}
+    return {**biases_and_mlp(header), "attention_out_bias": header.has("attn_output.bias")}
 
 
 def _gpt_oss(header: Header) -> dict[str, Any]:
     return {
-        **_biases(header),
-        **_experts(header),
+        **biases(header),
+        **experts(header),
         **_windows(header, default=0, period=2),
         "intermediate_size": header.settings.integer("expert_feed_forward_length"),
     }
 
 
 def _deepseek2(header: Header) -> dict[str, Any]:
-    return {**_routed(header), **read_latents(header.settings), **read_softmax_mixture(header.settings)}
+    return {**routed(header), **read_latents(header.settings), **read_softmax_mixture(header.settings)}
 
 
 def _deepseek3(header: Header) -> dict[str, Any]:
-    return {**_routed(header), **read_latents(header.settings), **read_mixture(header.settings)}
+    return {**routed(header), **read_latents(header.settings), **read_mixture(header.settings)}
 
 
 def _glm4_moe(header: Header) -> dict[str, Any]:
-    if not has_sigmoids(header.settings):
-        raise refused("the router of this GGUF file has a softmax, not GLM-4.5's sigmoids")
+    require_sigmoids(header)
     return {
-        **_biases(header),
-        **_routed(header),
+        **biases(header),
+        **routed(header),
         **read_mixture(header.settings),
         "use_qk_norm": header.has("attn_q_norm.weight"),
     }
 
 
-def _routed(header: Header) -> dict[str, Any]:
-    experts = _experts(header)
-    return {"n_routed_experts": experts["num_local_experts"], "num_experts_per_tok": experts["num_experts_per_tok"]}
+def _dots(header: Header) -> dict[str, Any]:
+    require_sigmoids(header)
+    return {**biases(header), **routed(header), **read_mixture(header.settings), "sliding_window": None}
+
+
+def _minimax(header: Header) -> dict[str, Any]:
+    require_sigmoids(header)
+    return {**experts(header), "intermediate_size": header.settings.integer("expert_feed_forward_length")}
+
+
+def _ernie_moe(header: Header) -> dict[str, Any]:
+    settings, values = header.settings, experts(header)
+    size, together = (settings.integer(f"expert_{kind}feed_forward_length", 0) for kind in ("", "shared_"))
+    if not size or together != size * settings.integer("expert_shared_count", 0):
+        raise damaged(f"this GGUF file has experts of {size} and shared ones of {together} together")
+    return {
+        **_one_for_biases(header),
+        "moe_num_experts": values["num_local_experts"],
+        "moe_k": values["num_experts_per_tok"],
+        "moe_intermediate_size": size,
+        "moe_num_shared_experts": together // size,
+        "moe_layer_start_index": settings.integer("leading_dense_block_count", 0),
+        "moe_layer_interval": settings.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def _cohere2(header: Header) -> dict[str, Any]:
+    return {
+        **biases(header),
+        **_windows(header, default=0, period=4),
+        "logit_scale": header.settings.number("logit_scale"),
+    }
 
 
 def _one_for_biases(header: Header) -> dict[str, Any]:
@@ -222,70 +198,63 @@ _BEFORE_MLP = {"post_attention_layernorm": "post_attention_norm"}
 _SANDWICH = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
 
-@dataclass(frozen=True)
-class GgufFamily:
-    """A family of models in GGUF.
-
-    Attributes:
-        model_type: its name in transformers.
-        read_own: reads the settings of its own in transformers' words. Raises ``ModelLoadError`` for those that are
-            missing or make no sense, ``UnsupportedModelError`` where transformers' family computes something else.
-        norm: the attribute of its config for what norms add to a variance; its name tells the kind of norm.
-        modules: names in GGUF by those of modules in transformers, where it differs from others.
-        interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
-        transposed: parameters of experts have inputs before outputs, and gate and up of an entry side by side.
-        norms_plus_one: files have one added to the weights of norms.
-        partial_rope: whether its models can rotate a part of a head.
-        rope_by_layer_type: whether each type of layers has a rope of its own.
-        rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
-        latent: attention is to latents.
-    """
-
-    model_type: str
-    read_own: Callable[[Header], dict[str, Any]] = lambda _: {}
-    norm: str = "rms_norm_eps"
-    modules: Mapping[str, str] = field(default_factory=dict)
-    interleaved: bool = False
-    transposed: bool = False
-    norms_plus_one: bool = False
-    partial_rope: bool = False
-    rope_by_layer_type: bool = False
-    rounds_yarn: bool = True
-    latent: bool = False
-
-
 FAMILIES = {
-    "llama": GgufFamily("llama", _biases_and_mlp, interleaved=True),  # Mistral, too, which differs in nothing here
+    "llama": GgufFamily("llama", biases_and_mlp, interleaved=True),  # Mistral, too, which differs in nothing here
     "qwen2": GgufFamily("qwen2"),
-    "qwen3": GgufFamily("qwen3", _biases),
+    "qwen3": GgufFamily("qwen3", biases),
     "qwen3moe": GgufFamily("qwen3_moe", _qwen3_moe),
-    "qwen2moe": GgufFamily("qwen2_moe", _qwen2_moe),
+    "qwen2moe": GgufFamily("qwen2_moe", qwen2_moe),
     "olmoe": GgufFamily("olmoe", _olmoe),
     "granitemoe": GgufFamily("granitemoe", _granite_moe, interleaved=True),
     "smollm3": GgufFamily("smollm3", _smollm3, interleaved=True),
     "phi3": GgufFamily("phi3", _phi3, partial_rope=True),
-    "olmo2": GgufFamily("olmo2", _biases, modules=_AFTER_ATTENTION),
+    "olmo2": GgufFamily("olmo2", biases, modules=_AFTER_ATTENTION),
     "exaone4": GgufFamily("exaone4", _exaone4, modules=_AFTER_ATTENTION),
     "seed_oss": GgufFamily("seed_oss", _seed_oss, modules=_BEFORE_MLP),
     "ernie4_5": GgufFamily("ernie4_5", _one_for_biases),
-    "arcee": GgufFamily("arcee", _biases_and_mlp, interleaved=True),
+    "ernie4_5-moe": GgufFamily("ernie4_5_moe", _ernie_moe),
+    "hunyuan-dense": GgufFamily("hunyuan_v1_dense", biases),
+    "minimax-m2": GgufFamily("minimax_m2", _minimax, partial_rope=True),
+    "dots1": GgufFamily("dots1", _dots),
+    "nemotron": GgufFamily(
+        "nemotron", biases_and_mlp, norm="norm_eps", rms=False, norms_plus_one=True, partial_rope=True
+    ),
+    "cohere2": GgufFamily("cohere2", _cohere2, norm="layer_norm_eps", rms=False),
+    "arcee": GgufFamily("arcee", biases_and_mlp, interleaved=True),
     "gemma": GgufFamily("gemma", norms_plus_one=True),
     "granite": GgufFamily("granite", _granite, interleaved=True),
     "gemma2": GgufFamily("gemma2", _gemma2, modules=_AFTER_ATTENTION, norms_plus_one=True),
     "gemma3": GgufFamily(
-        "gemma3_text", _gemma3, modules=_AFTER_ATTENTION, norms_plus_one=True, rope_by_layer_type=True
+        "gemma3_text",
+        _gemma3,
+        modules=_AFTER_ATTENTION,
+        norms_plus_one=True,
+        rope_by_layer_type=True,
+        local_base=10000.0,
     ),
-    "starcoder2": GgufFamily("starcoder2", _one_for_biases, norm="norm_epsilon"),
-    "glm4": GgufFamily("glm4", _biases, modules=_SANDWICH, partial_rope=True),
+    "starcoder2": GgufFamily("starcoder2", _one_for_biases, norm="norm_epsilon", rms=False),
+    "glm4": GgufFamily("glm4", biases, modules=_SANDWICH, partial_rope=True),
     "glm4moe": GgufFamily("glm4_moe", _glm4_moe, modules=_BEFORE_MLP, partial_rope=True),
     "gpt-oss": GgufFamily("gpt_oss", _gpt_oss, modules=_BEFORE_MLP, transposed=True, rounds_yarn=False),
     "deepseek2": GgufFamily("deepseek_v2", _deepseek2, latent=True),
-    "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", partial_rope=True),
+    "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", rms=False, partial_rope=True),
+    **HYBRIDS,
 }
 """By ``general.architecture``."""
 
-MIXTRAL = GgufFamily("mixtral", _experts, interleaved=True)
+MIXTRAL = GgufFamily("mixtral", experts, interleaved=True)
 DEEPSEEK_V3 = GgufFamily("deepseek_v3", _deepseek3, latent=True)
+OLMO3 = GgufFamily("olmo3", _olmo3, modules=_AFTER_ATTENTION, rope_by_layer_type=True)
 
-BY_MODEL_TYPE = {family.model_type: family for family in (*FAMILIES.values(), MIXTRAL, DEEPSEEK_V3)}
+_NAMES = {
+    **{family.model_type: name for name, family in FAMILIES.items()},
+    **{"mistral": "llama", MIXTRAL.model_type: "llama", DEEPSEEK_V3.model_type: "deepseek2", OLMO3.model_type: "olmo2"},
+}
+
+BY_MODEL_TYPE = {family.model_type: family for family in (*FAMILIES.values(), MIXTRAL, DEEPSEEK_V3, OLMO3)}
 """By ``config.model_type``."""
+
+
+def architecture_of(model_type: str) -> str:
+    """What GGUF files call a family, by its name in transformers; empty if they are not read."""
+    return _NAMES.get(model_type, "")

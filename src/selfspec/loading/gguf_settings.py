@@ -95,6 +95,21 @@ class Settings:
             raise damaged(f"this GGUF file has {self.key(name)} = {str(value)[:40]}, which is no number")
         return _shortest(float(value))
 
+    def by_layer(self, name: str) -> list[int]:
+        """Whole numbers of the layers, one each; truth values are 0 and 1."""
+        values = self.get(name)
+        if not isinstance(values, (list, tuple, np.ndarray)) or np.asarray(values).dtype.kind not in "biu":
+            raise damaged(
+                f"this GGUF file has {self.key(name)} = {str(values)[:40]}, no list of whole numbers by layer"
+            )
+        return [int(each) for each in values]
+
+    def largest(self, name: str, default: int | None = None) -> int:
+        """The largest of a number's values in the layers."""
+        values = self.get(name)
+        is_list = isinstance(values, (list, tuple, np.ndarray))
+        return max(self.by_layer(name), default=0) if is_list else self.integer(name, default)
+
     def refuse_unread(self) -> None:
         """Refuses settings that nothing has read and that may change what is computed.
 

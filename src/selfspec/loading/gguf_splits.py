@@ -43,14 +43,13 @@ class Splitting:
 
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
 
-def _words(digits: str) -> str:
-    return rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|{digits}|{_SYMBOLS}|{_SPACES}"
+def _words(digits: str, letter: str = r"\p{L}", no_symbols: str = r"\p{L}\p{N}") -> str:
+    return rf"{_CONTRACTIONS}|{_LEAD}{letter}+|{digits}| ?[^\s{no_symbols}]+[\r\n]*|{_SPACES}"
 
 
 def _cased_words(ending: str, digits: str) -> str:
@@ -70,6 +69,7 @@ _LLAMA3 = replace(_CL100K, ignore_merges=True)
 _LLAMA3_BOS = replace(_LLAMA3, adds_bos=True)
 _ONE_DIGIT = Splitting((_words(_DIGIT),))
 _QWEN2 = replace(_ONE_DIGIT, composes=True)
+_QWEN35 = Splitting((_words(_DIGIT, r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"),), composes=True)
 _TEKKEN = Splitting((_cased_words("", _DIGIT),), ignore_merges=True, adds_bos=True)
 _O200K = Splitting((_cased_words(f"{_CONTRACTIONS}?", _THREE_DIGITS),))
 _DEEPSEEK_CODER = Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, _DIGIT))
@@ -89,6 +89,7 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_LLAMA3_BOS, ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2")),
     (_ONE_DIGIT, ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "hunyuan", "grok-2", "solar-open")),
     (_QWEN2, ("qwen2",)),
+    (_QWEN35, ("qwen35",)),
     (_TEKKEN, ("tekken",)),
     (_O200K, ("gpt-4o", "llama4", "kanana2")),
     (_DEEPSEEK_CODER, ("deepseek-coder",)),
@@ -99,7 +100,7 @@ _SPLITTINGS = {name: splitting for splitting, names in _NAMES for name in names}
 
 _SAMPLE = (
     "It's 12345 tokens,\tfooBar HTMLPage x_1 /usr/bin... we'll  see:\n\n  "
-    "cafe\u0301 \u4f60\u597d\u4e16\u754c!? a\r\n\u0130\u01c5 -- 7\n"
+    "cafe\u0301 \u0915\u093f \u4f60\u597d\u4e16\u754c!? a\r\n\u0130\u01c5 -- 7\n"
 )
 """A text that no two rules of the table split alike."""
 

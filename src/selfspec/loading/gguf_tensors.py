@@ -1,9 +1,10 @@
 """Where the values of a model's parameters are in a GGUF file.
 
 llama.cpp has names of its own, and stores some parameters in another form: the outputs of rotated projections in
-another order, several projections joined, the weights of Gemma's norms with one added to them.
+another order, several projections joined, the weights of Gemma's norms with one added to them, decays as they are.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from selfspec.loading.gguf_family import Rows
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_rope import ROPE_TENSORS
@@ -22,7 +24,7 @@ from selfspec.loading.gguf_settings import refused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Rows = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +35,18 @@ class Source:
         tensors: the names of the tensors that hold them: one, or several that are joined along their outputs, the last
             but one axis of a matrix.
         rows: the outputs of the tensors that the parameter has, in its order; ``None`` for all as they are.
-        added: what is added to the values of the file.
+        change: makes the parameter of these values.
         transposed: the parameter has inputs before outputs, and one output of each tensor in turns.
         by_head: the tensors are what expands keys, ``[heads, latent, key]``, and values, ``[heads, value, latent]``.
     """
 
     tensors: tuple[str, ...]
     rows: Rows | None = None
-    added: float = 0.0
+    change: Callable[[Values], Values] | None = None
     transposed: bool = False
     by_head: bool = False
 
-    def read(self, values: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    def read(self, values: Callable[[str], Values]) -> Values:
         """The parameter, given a function for the values of a tensor by its name, in its shape.
 
         The shape can have one axis of size one more than the parameter's.
@@ -58,7 +60,14 @@ class Source:
         axis = _outputs_axis(arrays[0].shape)
         joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
         chosen = joined if self.rows is None else np.take(joined, self.rows, axis)
-        return chosen + np.float32(self.added) if self.added else chosen
+        return chosen if self.change is None else self.change(chosen)
+
+    def count_used(self, outputs: list[int]) -> list[int]:
+        """How many outputs of each tensor the parameter has, given how many there are."""
+        if self.rows is None:
+            return outputs
+        counts: list[int] = np.histogram(self.rows, [0, *np.cumsum(outputs)])[0].tolist()
+        return counts
 
     def order(self, outputs: int) -> Rows | None:
         """The place of each output of the parameter among those of all tensors, which have as many each.
@@ -69,7 +78,7 @@ class Source:
         return np.arange(outputs * parts).reshape(parts, -1).T.flatten() if self.transposed and parts > 1 else None
 
     @staticmethod
-    def _in_turns(arrays: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    def _in_turns(arrays: list[Values]) -> Values:
         """Weights ``[experts, outputs, inputs]`` or biases ``[experts, outputs]`` of tensors as one parameter."""
         both = np.stack(arrays, 2).reshape(len(arrays[0]), -1, *arrays[0].shape[2:])
         return np.ascontiguousarray(both.swapaxes(1, 2) if both.ndim == 3 else both)
@@ -88,6 +97,8 @@ _MODULES = {
     "self_attn.sinks": "attn_sinks",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "self_attn.q_layernorm.norms": "attn_q_norm",
     "self_attn.k_layernorm.norms": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -105,6 +116,8 @@ _MODULES = {
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.gate.moe_statics.e_score_correction": "exp_probs_b",
+    "mlp.e_score_correction": "exp_probs_b",
     "mlp.router": "ffn_gate_inp",
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -115,17 +128,35 @@ _MODULES = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.dt": "ssm_dt",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
     "block_sparse_moe.router": "ffn_gate_inp",
     "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
     "block_sparse_moe.experts.down_proj": "ffn_down_exps",
 }
 """Names in GGUF by the names of modules, or of parameters that are no module's, in transformers."""
 
-_JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
+_JOINED = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+    "ssm_in": ("attn_qkv", "attn_gate"),
+}
 """Tensors that stand for several ones, whose outputs they have one after another."""
 
 _EXPANDING, _EXPANDING_PARTS = "attn_kv_b", ("attn_k_b", "attn_v_b")
 """What expands latents to keys and values: one tensor, or two by head; see ``Source.by_head``."""
+
+_DECAYS, _GATED_NORM = "ssm_a", "ssm_norm"
+"""What states decay by, minus the exponential of transformers' parameter; and a norm that is as in transformers."""
 
 _NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that follow from the settings."""
@@ -160,7 +191,7 @@ def find_parameters(tensors: Mapping[str, GgufTensor], model: "PreTrainedModel")
 def find_next_layer(
     tensors: Mapping[str, GgufTensor], model: "PreTrainedModel"
 ) -> tuple[dict[str, Source], dict[str, tuple[int, ...]]]:
-    """Where the values of a layer after a model's last one are, which is like that one, and their shapes.
+    """Where the values of a layer after a model's last one are, like its last full attention, and their shapes.
 
     Args:
         tensors: all tensors of the file.
@@ -170,7 +201,9 @@ def find_next_layer(
         UnsupportedModelError: as ``find_parameters``.
     """
     finder, layers = _Finder(tensors, model.config), int(model.config.num_hidden_layers)
-    last, sources, shapes = f"model.layers.{layers - 1}.", dict[str, Source](), dict[str, tuple[int, ...]]()
+    types = getattr(model.config, "layer_types", None) or ["full_attention"] * layers
+    like = max((layer for layer, kind in enumerate(types) if kind == "full_attention"), default=layers - 1)
+    last, sources, shapes = f"model.layers.{like}.", dict[str, Source](), dict[str, tuple[int, ...]]()
     for own, values in stored_values(model).items():
         if own.startswith(last):
             name = f"model.layers.{layers}.{own.removeprefix(last)}"
@@ -193,6 +226,7 @@ class _Finder:
         self._tensors = tensors
         self._family = BY_MODEL_TYPE[config.model_type]
         self._modules = {**_MODULES, **self._family.modules}
+        self._rows, self._inputs = self._family.order_outputs(config), self._family.order_inputs(config)
         self._head_dim = int(getattr(config, "head_dim", config.hidden_size // config.num_attention_heads))
         self._outputs = {
             "attn_q": config.num_attention_heads * self._head_dim,
@@ -206,28 +240,40 @@ class _Finder:
         if match is None or module is None:
             raise refused(f"GGUF has no tensor for the parameter {name}")
         block = "" if match["layer"] is None else f"blk.{match['layer']}."
-        names, rows = self._find_tensors(block, module, match["kind"] or "weight", name)
+        names, rows = self._find_tensors(block, module, match["kind"], name)
         if match["part"] is not None:
             rows = np.array([int(match["part"])])
         elif self._family.interleaved and module in ("attn_q", "attn_k"):
             rows = self._undo_interleaving(self._range(names[0], module, 0) if rows is None else rows)
-        added = -1.0 if self._family.norms_plus_one and module.endswith("norm") else 0.0
         transposed = self._family.transposed and ".experts." in match["module"]
-        return Source(names, rows, added, transposed, by_head=module == _EXPANDING and len(names) > 1)
+        change = None if match["kind"] == "bias" else self._find_change(module)
+        return Source(names, rows, change, transposed, by_head=module == _EXPANDING and len(names) > 1)
 
-    def _find_tensors(self, block: str, module: str, kind: str, name: str) -> tuple[tuple[str, ...], Rows | None]:
+    def _find_change(self, module: str) -> Callable[[Values], Values] | None:
+        """What makes a module's parameter of the values of a file."""
+        if self._family.norms_plus_one and module.endswith("norm") and module != _GATED_NORM:
+            return subtract_one
+        if module == _DECAYS:
+            return _logarithms
+        order = self._inputs.get(module)
+        return None if order is None else lambda values: np.take(values, order, -1)
+
+    def _find_tensors(
+        self, block: str, module: str, kind: str | None, name: str
+    ) -> tuple[tuple[str, ...], Rows | None]:
         """The tensors for a module, and which of their outputs it has; ``None`` for all."""
+        ends = (".bias",) if kind == "bias" else (".weight", "")
 
         def there(*modules: str) -> tuple[str, ...] | None:
-            names = tuple(f"{block}{each}.{kind}" for each in modules)
-            return names if all(each in self._tensors for each in names) else None
+            candidates = (tuple(f"{block}{each}{end}" for each in modules) for end in ends)
+            return next((names for names in candidates if all(each in self._tensors for each in names)), None)
 
         if (found := there(module)) is not None:
-            return found, None
+            return found, self._rows.get(module)
         if module == _EXPANDING and (found := there(*_EXPANDING_PARTS)) is not None:
             return found, None
         if module in _JOINED and (found := there(*_JOINED[module])) is not None:
-            return found, None
+            return found, self._rows.get(" ".join(_JOINED[module]))
         if module in self._outputs and (found := there("attn_qkv")) is not None:
             parts = _JOINED["attn_qkv"]
             return found, self._range(
@@ -235,7 +281,7 @@ class _Finder:
             )
         missing = next(each for each in _JOINED.get(module, (module,)) if there(each) is None)
         family = self._family.model_type
-        raise refused(f"this GGUF file has no tensor {block}{missing}.{kind}, which a {family} model needs ({name})")
+        raise refused(f"this GGUF file has no tensor {block}{missing}{ends[0]}, which a {family} model needs ({name})")
 
     def _range(self, tensor: str, module: str, first: int) -> Rows:
         """The outputs of a projection in a tensor, whose first one is given."""
@@ -277,6 +323,8 @@ def _fits(source: Source, shapes: list[tuple[int, ...]], expected: tuple[int, ..
     if source.rows is not None and source.rows.max() < outputs:
         outputs = len(source.rows)
     found = (*shapes[0][:axis], outputs, *shapes[0][axis + 1 :])
+    if source.tensors[0].endswith(f"{_GATED_NORM}.weight"):  # by group
+        return math.prod(found) == math.prod(expected)
     return len(others) == 1 and _without_ones(found) == _without_ones(expected)
 
 
@@ -284,8 +332,9 @@ def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Sou
     """Refuses tensors, and outputs of tensors, that are no part of the model or of heads that predict later tokens."""
     used: Counter[str] = Counter()
     for source in sources.values():
-        for name in source.tensors:
-            used[name] += _outputs(tensors[name].shape) if source.rows is None else len(source.rows)
+        outputs = [_outputs(tensors[name].shape) for name in source.tensors]
+        for name, count in zip(source.tensors, source.count_used(outputs), strict=True):
+            used[name] += count
     for name, tensor in tensors.items():
         block = _BLOCK.match(name)
         later = block is not None and int(block[1]) >= config.num_hidden_layers
@@ -295,6 +344,15 @@ def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Sou
                 f"the tensor {name[:80]} of this GGUF file, of the shape {tensor.shape}, is in part or whole no "
                 f"parameter of this {config.model_type} model"
             )
+
+
+def subtract_one(values: Values) -> Values:
+    """The weights of a norm that multiplies by one plus its weight."""
+    return values - np.float32(1)
+
+
+def _logarithms(decays: Values) -> Values:
+    return np.log(-decays.astype(np.float64)).astype(np.float32)
 
 
 def _outputs_axis(shape: tuple[int, ...]) -> int:

@@ -118,7 +118,7 @@ def _load(
         if precision is not None:
             _check_quantisable(source, dtype, precision)
     with _explain_failure(name, "the tokenizer of "):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     with _explain_failure(name):
         own = not division and (has_kernels or unpack)
         quantised = read_quantised(source, dtype, packed=packed) if own else None
@@ -142,8 +142,7 @@ def load_config(name: str | Path) -> PreTrainedConfig:
         if (file := _gguf_file(source)) is not None:
             return read_gguf_config(file)
         _check_family(str(source))
-        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(str(source))
-        return config
+        return _read_config(str(source))
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
@@ -184,13 +183,19 @@ def _check_family(source: str) -> None:
         )
     content, _ = PreTrainedConfig.get_config_dict(source)
     known = content.get("model_type") in (None, *transformers.CONFIG_MAPPING)
-    config: Any = transformers.AutoConfig.from_pretrained(source) if known else SimpleNamespace(**content)
+    config: Any = _read_config(source) if known else SimpleNamespace(**content)
     find_family(config)
+
+
+def _read_config(source: str) -> PreTrainedConfig:
+    """The config of a checkpoint, whose code is never run."""
+    config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    return config
 
 
 def _check_quantisable(source: str, dtype: Any, precision: Precision) -> None:
     """Refuses low-bit weights for a model that cannot have them, by its shapes."""
-    config: Any = transformers.AutoConfig.from_pretrained(source)
+    config: Any = _read_config(source)
     model = _without_weights(config, dtype=(config.dtype or torch.float32) if dtype == "auto" else dtype)
     check_quantisable(model.eval(), precision)
 

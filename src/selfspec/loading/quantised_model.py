@@ -68,7 +68,7 @@ def read_quantised(source: str, dtype: torch.dtype | str, *, packed: bool) -> "P
 
 
 def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrainedModel | None":
-    config: Any = transformers.AutoConfig.from_pretrained(source)
+    config: Any = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     settings = getattr(config, "quantization_config", None)
     layout = find_layout(settings) if isinstance(settings, dict) else None
     files = None if layout is None else SafetensorsFiles.find(source)

@@ -21,9 +21,11 @@ def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
     try:
         with torch.device("meta"):
             model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        for module in model.modules():
-            if module._buffers:
-                module._buffers = {name: _unknown(buffer) for name, buffer in module._buffers.items()}
+        modules = list(model.modules())
+        for module in modules:
+            module._buffers = {name: _unknown(buffer) for name, buffer in module._buffers.items()}
+        for module in modules:
+            if module._buffers or isinstance(module, transformers.PreTrainedModel):
                 model._init_weights(module)  # as transformers itself does after it has loaded weights
     except Exception as error:  # torch and transformers have many errors for sizes that do not fit
         raise UnsupportedModelError(

@@ -17,6 +17,9 @@ from selfspec.runtimes.run_head import MtpText
 from selfspec.runtimes.target import Target
 from selfspec.types import Forecast
 
+_USUAL_BITS = 8
+"""A head mostly reads its weights, and drafts nearly the same tokens with half of their bits."""
+
 
 @dataclass(frozen=True)
 class MtpSettings(MethodSettings):
@@ -31,7 +34,11 @@ class MtpSettings(MethodSettings):
         "draft only the first N token ids, which a BPE tokenizer learned first and texts have most; none for all",
         minimum=TILE,
     )
-    draft_bits: int = setting(16, "bits of the head's weights: 8, 6 or 4; 16 for the checkpoint's own", minimum=4)
+    draft_bits: int | None = setting(
+        None,
+        "bits of the head's weights: 8, 6 or 4; 16 for the checkpoint's own; none for 8 where CPU kernels run it",
+        minimum=4,
+    )
     prompt_rows: int = setting(4096, "most of the prompt's last tokens that the head reads", minimum=1)
 
     def __post_init__(self) -> None:
@@ -41,7 +48,7 @@ class MtpSettings(MethodSettings):
     @property
     def precision(self) -> Precision | None:
         """Of the weights that draft; ``None`` for the checkpoint's own."""
-        precision = Precision.of(self.draft_bits)
+        precision = Precision.of(_USUAL_BITS if self.draft_bits is None else self.draft_bits)
         return None if precision.is_full else precision
 
 
@@ -64,7 +71,7 @@ class Mtp(Method):
 
     def __init__(self, target: Target, settings: MtpSettings) -> None:
         super().__init__(target, settings)
-        self.head = MtpHead(target, settings.vocabulary, settings.precision)
+        self.head = MtpHead(target, settings.vocabulary, settings.precision, required=settings.draft_bits is not None)
 
     @property
     def needs(self) -> Needs:
@@ -74,13 +81,13 @@ class Mtp(Method):
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Makes the head's low-bit weights, where it drafts with them."""
         if self.needs_preparation:
-            progress(f"a head of {self.settings.draft_bits} bits")
+            progress("the head's low-bit weights")
             _ = self.head.runner
 
     @property
     def needs_preparation(self) -> bool:
         """Whether it has low-bit weights to make."""
-        return self.settings.precision is not None
+        return self.head.precision is not None
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""

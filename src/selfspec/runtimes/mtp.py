@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from selfspec.errors import UnsupportedModelError
+from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.mtp import MtpModules, read_mtp
 from selfspec.model.transfer import AsyncCopy
@@ -34,6 +34,8 @@ class MtpHead:
         target: the model.
         vocabulary: draft only the first of the token ids, as many, which take a part of the LM head; ``None`` for all.
         precision: of the weights that draft; ``None`` for the checkpoint's.
+        required: whether the head has to have this precision; else the checkpoint's is taken where kernels of the CPU
+            cannot run it.
 
     Raises:
         UnsupportedModelError: its checkpoint has no head, or one that cannot run, or its LM head has no such part, or
@@ -41,17 +43,26 @@ class MtpHead:
         ModelLoadError: the head does not fit it.
     """
 
-    def __init__(self, target: Target, vocabulary: int | None = None, precision: AnyPrecision | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        vocabulary: int | None = None,
+        precision: AnyPrecision | None = None,
+        *,
+        required: bool = True,
+    ) -> None:
         self._target = target
         self._modules: MtpModules = read_mtp(target.model)
         if vocabulary is not None and vocabulary < target.vocab_size:
             own: Any = self._modules.model
             own.lm_head = first_outputs(own.lm_head, vocabulary)
         self._own = Target(self._modules.model, target.runtime if target.trial is None else target.chosen_runtime)
-        self._precision = precision
-        if precision is not None:
-            self._own.check_low_bit(precision)
         compiled = self._own.at(None).native is not None
+        if precision is not None and required:
+            self._own.check_low_bit(precision)
+        elif precision is not None and not (compiled and _can_have(self._own, precision)):
+            precision = None
+        self.precision, self._required = precision, required
         self._enter = HeadEntry(self._modules, self._own.decoder, compiled=compiled)
         self._every = tuple(range(self._own.sublayer_count))
         self._native: NativeHead | None = None
@@ -68,8 +79,14 @@ class MtpHead:
 
     @property
     def runner(self) -> Runner:
-        """The same at the precision that drafts."""
-        return self._own.at(self._precision)
+        """The same at the precision that drafts; where memory is short, at the checkpoint's if no other is required."""
+        try:
+            return self._own.at(self.precision)
+        except OutOfMemoryError:
+            if self._required:
+                raise
+            self.precision = None
+            return self._own.at(None)
 
     @property
     def slot_bytes(self) -> int:
@@ -153,6 +170,14 @@ class MtpHead:
     def _embed(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The residual stream before the head's layer."""
         return self._enter(self._target.decoder.embedding(tokens), states)
+
+
+def _can_have(own: Target, precision: AnyPrecision) -> bool:
+    try:
+        own.check_low_bit(precision)
+    except UnsupportedModelError:
+        return False
+    return True
 
 
 class _Draft:

@@ -1,0 +1,136 @@
+"""What a family of models in GGUF files is, what its config is read from, and settings that many of them have."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from selfspec.loading.gguf_deepseek import has_sigmoids
+from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_settings import Settings, damaged, refused
+
+Rows = npt.NDArray[np.int64]
+
+MOST_EXPERTS = 2**14
+"""No model has nearly as many. Tables of a model are as long, so that a damaged file may not choose them freely."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the settings of a config are read from.
+
+    Attributes:
+        settings: the model's own keys.
+        tensors: the tensors of the file.
+        layers: number of layers, without those that predict later tokens.
+        hidden: width of the residual stream.
+        heads: attention heads.
+        groups: heads of keys and values.
+        head_dim: size of a head.
+    """
+
+    settings: Settings
+    tensors: Mapping[str, GgufTensor]
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    head_dim: int
+
+    def has(self, name: str) -> bool:
+        """Whether the first layer has a tensor of this name."""
+        return f"blk.0.{name}" in self.tensors
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the projections of the attention's input have biases."""
+        return self.has("attn_q.bias") or self.has("attn_qkv.bias")
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """A family of models in GGUF.
+
+    Attributes:
+        model_type: its name in transformers.
+        read_own: reads the settings of its own in transformers' words. Raises ``ModelLoadError`` for those that are
+            missing or make no sense, ``UnsupportedModelError`` where transformers' family computes something else.
+        norm: the attribute of its config for what norms add to a variance.
+        rms: norms divide by a root of mean squares, and subtract no mean.
+        modules: names in GGUF by those of modules in transformers, where it differs from others.
+        interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
+        transposed: parameters of experts have inputs before outputs, and gate and up of an entry side by side.
+        norms_plus_one: files have one added to the weights of norms.
+        partial_rope: whether its models can rotate a part of a head.
+        rope_by_layer_type: whether each type of layers has a rope of its own.
+        local_base: of the rope of layers with a window, where a file does not say it; ``None`` for that of the others.
+        rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
+        latent: attention is to latents.
+        varies: layers may have no heads of keys or no MLP.
+        order_outputs: gives, for a config, the outputs of tensors in transformers' order, by name, where it differs.
+        order_inputs: the same of inputs.
+    """
+
+    model_type: str
+    read_own: Callable[[Header], dict[str, Any]] = lambda _: {}
+    norm: str = "rms_norm_eps"
+    rms: bool = True
+    modules: Mapping[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    transposed: bool = False
+    norms_plus_one: bool = False
+    partial_rope: bool = False
+    rope_by_layer_type: bool = False
+    local_base: float | None = None
+    rounds_yarn: bool = True
+    latent: bool = False
+    varies: bool = False
+    order_outputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}
+    order_inputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}
+
+
+def biases(header: Header) -> dict[str, Any]:
+    """Whether projections of attention have biases."""
+    return {"attention_bias": header.has_qkv_bias}
+
+
+def biases_and_mlp(header: Header) -> dict[str, Any]:
+    """The same, and those of MLPs."""
+    return {**biases(header), "mlp_bias": header.has("ffn_up.bias")}
+
+
+def experts(header: Header) -> dict[str, Any]:
+    """How many experts there are, and how many a row uses."""
+    count = header.settings.integer("expert_count", most=MOST_EXPERTS)
+    used = header.settings.integer("expert_used_count", most=MOST_EXPERTS)
+    if not 0 < used <= count:
+        raise damaged(f"this GGUF file uses {used} of {count} experts")
+    return {"num_local_experts": count, "num_experts_per_tok": used}
+
+
+def qwen2_moe(header: Header) -> dict[str, Any]:
+    """A mixture with a shared expert behind a gate."""
+    settings = header.settings
+    values = experts(header)
+    return {
+        **values,
+        "num_experts": values["num_local_experts"],
+        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,  # llama.cpp never does it
+        "qkv_bias": header.has_qkv_bias,
+    }
+
+
+def require_sigmoids(header: Header) -> None:
+    """Refuses a router with a softmax."""
+    if not has_sigmoids(header.settings):
+        raise refused("the router of this GGUF file has a softmax, not the sigmoids of its family")
+
+
+def routed(header: Header) -> dict[str, Any]:
+    """The experts of a mixture that has shared ones beside them."""
+    values = experts(header)
+    return {"n_routed_experts": values["num_local_experts"], "num_experts_per_tok": values["num_experts_per_tok"]}

@@ -1,0 +1,273 @@
+"""What GGUF files say of layers with recurrent states: gated delta nets, short convolutions and Mamba-2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from selfspec.loading.gguf_deepseek import read_mixture
+from selfspec.loading.gguf_family import (
+    GgufFamily,
+    Header,
+    Rows,
+    biases_and_mlp,
+    experts,
+    qwen2_moe,
+    require_sigmoids,
+    routed,
+)
+from selfspec.loading.gguf_settings import Settings, damaged
+
+_PERIOD = 4
+"""Every so many layers have full attention where a file does not say which."""
+
+
+def _read_delta_nets(settings: Settings, layers: int) -> dict[str, Any]:
+    """The layers with gated delta nets, and the sizes of these."""
+    name = "attention.recurrent_layers"
+    period = settings.integer("full_attention_interval", _PERIOD) or 1
+    recurrent = [bool((layer + 1) % period) for layer in range(layers)]
+    if name in settings:
+        recurrent = list(map(bool, settings.by_layer(name)))[:layers]
+    keys, values = settings.integer("ssm.group_count"), settings.integer("ssm.time_step_rank")
+    inner = settings.integer("ssm.inner_size")
+    if len(recurrent) != layers or not keys or not values or values % keys or inner % values:
+        raise damaged(
+            f"this GGUF file has delta nets of {keys} heads of keys and {values} of values in {inner} entries, in "
+            f"{len(recurrent)} layers"
+        )
+    return {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
+        "linear_conv_kernel_dim": settings.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": settings.integer("ssm.state_size"),
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": inner // values,
+    }
+
+
+def _read_convolutions(settings: Settings, layers: int) -> dict[str, Any]:
+    """The layers with short convolutions, which are those without heads of keys and values, and their length."""
+    groups = settings.by_layer("attention.head_count_kv")
+    if len(groups) != layers:
+        raise damaged(f"this GGUF file gives heads of keys for {len(groups)} of {layers} layers")
+    return {
+        "layer_types": ["full_attention" if each else "conv" for each in groups],
+        "conv_L_cache": settings.integer("shortconv.l_cache"),
+        "conv_bias": False,
+    }
+
+
+def _read_mamba2(settings: Settings) -> dict[str, int]:
+    """The sizes of Mamba-2, by short names."""
+    names = {"inner": "inner_size", "heads": "time_step_rank", "groups": "group_count"}
+    sizes = {own: settings.integer(f"ssm.{name}") for own, name in names.items()}
+    if not sizes["heads"] or not sizes["groups"] or sizes["inner"] % sizes["heads"] or sizes["inner"] % sizes["groups"]:
+        raise damaged(f"this GGUF file has states of the sizes {sizes}")
+    sizes["state"], sizes["kernel"] = settings.integer("ssm.state_size"), settings.integer("ssm.conv_kernel")
+    return {**sizes, "head": sizes["inner"] // sizes["heads"]}
+
+
+def _order_joined(config: Any) -> Mapping[str, Rows]:
+    """Where the outputs of Qwen3-Next's ``in_proj_qkvz``, which has those of a key head together, are in two tensors.
+
+    The tensors have all queries, keys and values, and what values are gated by.
+    """
+    heads, value = config.linear_num_key_heads, _values_of_key(config) * config.linear_value_head_dim
+    sizes = (config.linear_key_head_dim, config.linear_key_head_dim, value, value)
+    parts = np.split(np.arange(heads * sum(sizes)), np.cumsum(sizes[:-1]) * heads)
+    return {"attn_qkv attn_gate": np.concatenate([part.reshape(heads, -1) for part in parts], 1).flatten()}
+
+
+def _order_values(config: Any) -> Mapping[str, Rows]:
+    """Where the outputs of Qwen3.5's delta nets are whose heads of values llama.cpp puts into another order."""
+    keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    each, wide = _order_heads(config, 1), _order_heads(config, config.linear_value_head_dim)
+    mixed = np.concatenate([np.arange(keys), keys + wide])
+    return {
+        **dict.fromkeys(("attn_qkv", "ssm_conv1d"), mixed),
+        "attn_gate": wide,
+        **dict.fromkeys(("ssm_beta", "ssm_alpha", "ssm_dt", "ssm_a"), each),
+    }
+
+
+def _order_value_inputs(config: Any) -> Mapping[str, Rows]:
+    """The same of inputs."""
+    return {"ssm_out": _order_heads(config, config.linear_value_head_dim)}
+
+
+def _order_heads(config: Any, size: int) -> Rows:
+    """Files have the first head of values of every key head, then the second; transformers has them by key head."""
+    heads = np.arange(config.linear_num_value_heads * size).reshape(_values_of_key(config), -1, size)
+    order: Rows = heads.swapaxes(0, 1).flatten()
+    return order
+
+
+def _values_of_key(config: Any) -> int:
+    return int(config.linear_num_value_heads // config.linear_num_key_heads)
+
+
+def _qwen3_next(header: Header) -> dict[str, Any]:
+    return {
+        **_read_delta_nets(header.settings, header.layers),
+        **qwen2_moe(header),
+        "norm_topk_prob": True,  # llama.cpp does it always
+        "mlp_only_layers": [],
+    }
+
+
+def _qwen35(header: Header) -> dict[str, Any]:
+    # Positions of text are the same in all sections of the rope.
+    header.settings.get("rope.dimension_sections")
+    return _read_delta_nets(header.settings, header.layers)
+
+
+def _qwen35_moe(header: Header) -> dict[str, Any]:
+    return {**_qwen35(header), **qwen2_moe(header)}
+
+
+def _lfm2(header: Header) -> dict[str, Any]:
+    return {**_read_convolutions(header.settings, header.layers), "block_auto_adjust_ff_dim": False}
+
+
+def _lfm2_moe(header: Header) -> dict[str, Any]:
+    require_sigmoids(header)
+    settings, values = header.settings, experts(header)
+    return {
+        **_read_convolutions(settings, header.layers),
+        **values,
+        "num_experts": values["num_local_experts"],
+        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
+        "num_dense_layers": settings.integer("leading_dense_block_count", 0),
+        "norm_topk_prob": True,  # llama.cpp does it always
+        "use_expert_bias": True,
+    }
+
+
+def _falcon_h1(header: Header) -> dict[str, Any]:
+    # Files have the multipliers of its config in the weights.
+    sizes = _read_mamba2(header.settings)
+    return {
+        **biases_and_mlp(header),
+        **{f"mamba_{name}": sizes[own] for name, own in _FALCON_SIZES.items()},
+        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has("ssm_in.bias"),
+        "projectors_bias": header.has("ssm_out.bias"),
+        "mamba_rms_norm": header.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _nemotron_h(header: Header) -> dict[str, Any]:
+    settings, sizes = header.settings, _read_mamba2(header.settings)
+    settings.get("attention.layer_norm_epsilon")  # the same as that of root mean squares
+    groups, widths = (settings.by_layer(name) for name in ("attention.head_count_kv", "feed_forward_length"))
+    if not len(groups) == len(widths) == header.layers:
+        raise damaged(f"this GGUF file has kinds of {len(groups)} and {len(widths)} layers of {header.layers}")
+    mixture = "expert_count" in settings
+    mlp = "moe" if mixture else "mlp"
+    kinds = [
+        "full_attention" if heads else mlp if width else "linear_attention"
+        for heads, width in zip(groups, widths, strict=True)
+    ]
+    first = kinds.index("linear_attention") if "linear_attention" in kinds else 0
+    values = {
+        "layers_block_type": kinds,
+        **{name: sizes[own] for name, own in _NEMOTRON_SIZES.items()},
+        "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in header.tensors,
+    }
+    if mixture:
+        if "expert_gating_func" in settings:
+            require_sigmoids(header)
+        values |= {**routed(header), **read_mixture(settings)}
+        values["moe_shared_expert_intermediate_size"] = settings.integer("expert_shared_feed_forward_length")
+    return values
+
+
+_DELTA_NETS: dict[str, Any] = {
+    "modules": {"post_attention_layernorm": "post_attention_norm"},
+    "norms_plus_one": True,
+    "partial_rope": True,
+}
+_CONVOLUTIONS = {
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert": "exp_probs_b",
+    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
+    "feed_forward.experts.down_proj": "ffn_down_exps",
+}
+_MAMBA2 = {
+    "in_proj": "ssm_in",
+    "conv1d": "ssm_conv1d",
+    "dt": "ssm_dt",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "norm": "ssm_norm",
+    "out_proj": "ssm_out",
+}
+_FALCON_SIZES = {
+    "d_ssm": "inner",
+    "n_heads": "heads",
+    "d_head": "head",
+    "n_groups": "groups",
+    "d_state": "state",
+    "d_conv": "kernel",
+}
+_FALCON_H1 = {
+    **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    "pre_ff_layernorm": "ffn_norm",
+    "model.final_layernorm": "output_norm",
+}
+_NEMOTRON_SIZES = {
+    "mamba_num_heads": "heads",
+    "mamba_head_dim": "head",
+    "n_groups": "groups",
+    "ssm_state_size": "state",
+    "conv_kernel": "kernel",
+}
+_NEMOTRON_H = {
+    **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
+    **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
+    "mixer.o_proj": "attn_output",
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.gate.e_score_correction": "exp_probs_b",
+    "mixer.experts.up_proj": "ffn_up_exps",
+    "mixer.experts.down_proj": "ffn_down_exps",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    "norm": "attn_norm",
+    "model.embeddings": "token_embd",
+    "model.norm_f": "output_norm",
+}
+
+HYBRIDS = {
+    "qwen3next": GgufFamily("qwen3_next", _qwen3_next, order_outputs=_order_joined, **_DELTA_NETS),
+    "qwen35": GgufFamily(
+        "qwen3_5_text", _qwen35, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS
+    ),
+    "qwen35moe": GgufFamily(
+        "qwen3_5_moe_text", _qwen35_moe, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS
+    ),
+    "lfm2": GgufFamily("lfm2", _lfm2, norm="norm_eps", modules=_CONVOLUTIONS, varies=True),
+    "lfm2moe": GgufFamily("lfm2_moe", _lfm2_moe, norm="norm_eps", modules=_CONVOLUTIONS, varies=True),
+    "falcon-h1": GgufFamily("falcon_h1", _falcon_h1, modules=_FALCON_H1),
+    **dict.fromkeys(
+        ("nemotron_h", "nemotron_h_moe"),
+        GgufFamily("nemotron_h", _nemotron_h, norm="layer_norm_epsilon", modules=_NEMOTRON_H, varies=True),
+    ),
+}
+"""Families with recurrent states, by ``general.architecture``."""

@@ -1,0 +1,165 @@
+"""Layers with recurrent states in GGUF files, in the form that llama.cpp's own converter gives them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.float32]
+
+DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+CONVOLUTIONS = ("lfm2", "lfm2_moe")
+MAMBA2 = ("falcon_h1", "nemotron_h")
+
+
+def hybrid_settings(config: Any) -> dict[str, Any]:
+    """The settings of such layers."""
+    family = config.model_type
+    if family in CONVOLUTIONS:
+        return {
+            "attention.head_count_kv": [
+                config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types
+            ],
+            "attention.layer_norm_rms_epsilon": config.norm_eps,
+            "attention.layer_norm_epsilon": None,
+            "shortconv.l_cache": config.conv_L_cache,
+            "leading_dense_block_count": getattr(config, "num_dense_layers", None),
+            "expert_gating_func": 2 if family == "lfm2_moe" else None,
+        }
+    if family in MAMBA2:
+        return _mamba2_settings(config)
+    if family not in DELTA_NETS:
+        return {}
+    return {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
+        "full_attention_interval": 4,
+        "rope.dimension_sections": [11, 11, 10, 0] if family.startswith("qwen3_5") else None,
+    }
+
+
+def _mamba2_settings(config: Any) -> dict[str, Any]:
+    if config.model_type == "falcon_h1":
+        return {
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.time_step_rank": config.mamba_n_heads,
+            "ssm.inner_size": config.mamba_d_ssm,
+            "embedding_scale": None,
+            "rope.dimension_count": None,
+        }
+    kinds = config.layers_block_type
+    mixture = "moe" in kinds
+    width = config.moe_intermediate_size if mixture else config.intermediate_size
+    return {
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.state_size": config.ssm_state_size,
+        "ssm.group_count": config.n_groups,
+        "ssm.time_step_rank": config.mamba_num_heads,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "attention.head_count_kv": [config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": [width if kind in ("mlp", "moe") else 0 for kind in kinds],
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        "rope.dimension_count": None,
+        "rope.freq_base": None,
+        "rope.scaling.finetuned": False,
+        **({} if mixture else dict.fromkeys((*_MIXTURE, "expert_shared_feed_forward_length"))),
+        **({"expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size} if mixture else {}),
+    }
+
+
+_MIXTURE = (
+    *("expert_count", "expert_used_count", "expert_shared_count", "expert_feed_forward_length", "expert_gating_func"),
+    *("expert_weights_scale", "expert_weights_norm", "expert_group_count", "expert_group_used_count"),
+)
+
+
+def hybrid_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[str, Values]] | None:
+    """The tensors of a parameter of such a layer, without their block; ``None`` for another parameter."""
+    if (
+        config.model_type in MAMBA2
+        and (part := name.rpartition({"falcon_h1": ".mamba.", "nemotron_h": ".mixer."}[config.model_type])[2])
+        in _MAMBA2
+    ):
+        return iter([(_MAMBA2[part], _of_mamba2(part, values, config))])
+    _, _, own = name.partition(".linear_attn.")
+    if ".conv.conv." in name:
+        return iter([("shortconv.conv.weight", values[:, 0])])
+    return _delta_net(own, values, config) if own else None
+
+
+def _of_mamba2(part: str, values: Values, config: Any) -> Values:
+    if part == "conv1d.weight":
+        return values[:, 0]
+    if part == "norm.weight":
+        return values.reshape(getattr(config, "n_groups", None) or config.mamba_n_groups, -1)
+    if part in ("A_log", "D"):
+        return (-np.exp(values.astype(np.float64)) if part == "A_log" else values)[:, None]
+    return values
+
+
+_MAMBA2 = {
+    "in_proj.weight": "ssm_in.weight",
+    "in_proj.bias": "ssm_in.bias",
+    "conv1d.weight": "ssm_conv1d.weight",
+    "conv1d.bias": "ssm_conv1d.bias",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight",
+}
+
+
+def _delta_net(own: str, values: Values, config: Any) -> Iterator[tuple[str, Values]]:
+    heads, size = config.linear_num_key_heads, config.linear_key_head_dim
+    if own == "in_proj_qkvz.weight":  # by key head: its query, its key, its values and their gates
+        each = config.linear_num_value_heads // heads * config.linear_value_head_dim
+        query, key, value, gate = np.split(
+            values.reshape(heads, -1, values.shape[-1]), [size, 2 * size, 2 * size + each], 1
+        )
+        yield "attn_qkv.weight", np.concatenate([part.reshape(-1, values.shape[-1]) for part in (query, key, value)])
+        yield "attn_gate.weight", gate.reshape(-1, values.shape[-1])
+        return
+    tiled = config.model_type != "qwen3_next"
+    if own == "conv1d.weight":
+        values = values[:, 0]
+    if tiled and own in ("in_proj_qkv.weight", "conv1d.weight"):
+        queries_keys, of_values = np.split(values, [2 * heads * size])
+        values = np.concatenate([queries_keys, _tile(of_values, config)])
+    elif tiled and own == "out_proj.weight":
+        values = _tile(values.T, config).T
+    elif tiled and own != "norm.weight":
+        values = _tile(values, config)
+    if own == "A_log":
+        values = -np.exp(values.astype(np.float64))
+    yield _NAMES[own], values
+
+
+def _tile(values: Values, config: Any) -> Values:
+    """Puts the first head of values of every key head first, then the second of every one."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    by_head = np.split(values, heads)
+    per_key = heads // keys
+    return np.concatenate([by_head[key * per_key + index] for index in range(per_key) for key in range(keys)])
+
+
+_NAMES = {
+    "in_proj_qkv.weight": "attn_qkv.weight",
+    "in_proj_z.weight": "attn_gate.weight",
+    "in_proj_b.weight": "ssm_beta.weight",
+    "in_proj_a.weight": "ssm_alpha.weight",
+    "in_proj_ba.weight": "ssm_ba.weight",
+    "conv1d.weight": "ssm_conv1d.weight",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight",
+}

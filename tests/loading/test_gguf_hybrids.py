@@ -1,0 +1,150 @@
+"""Hybrids in GGUF files: other forms of their tensors, engines from them, and what is refused."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import AutoModelForCausalLM
+
+from helpers.gguf_cases import assert_same_model, built, logits, open_case, read_model
+from helpers.gguf_families import dequantise, save_family
+from helpers.models import prompt
+from selfspec import Engine
+from selfspec.errors import ModelLoadError, SelfSpecError, SelfSpecWarning, UnsupportedModelError
+from selfspec.loading import gguf_model
+from selfspec.loading.gguf_families import read_config
+from selfspec.loading.gguf_file import GgufFile
+
+NEW_TOKENS = 24
+HYBRIDS = pytest.mark.parametrize("case", ["qwen3_next", "qwen3_5_text", "lfm2", "falcon_h1", "nemotron_h"])
+
+
+def read(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    with pytest.MonkeyPatch.context() as patch:  # the file has no tokenizer
+        patch.setattr(gguf_model, "read_tokenizer", lambda _: None)
+        return gguf_model.read_gguf(path, dtype, packed=True)[0]
+
+
+@HYBRIDS
+def test_an_engine_of_a_file_writes_what_transformers_writes(case: str, tmp_path: Path) -> None:
+    ids, model = prompt(12), read(save_family(built(case), tmp_path / "model.gguf"))
+    expected = built(case).generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        pad_token_id=0,
+    )
+    found = Engine(model, method="uniform", settings={"skip_ratio": 0.3, "confidence_threshold": 0.0}).generate(
+        ids, max_new_tokens=NEW_TOKENS, ignore_eos=True
+    )
+    assert found.token_ids == tuple(expected[0, len(ids) :].tolist())
+    assert found.drafted > 0
+    assert found.accepted > 0
+
+
+def test_weights_of_few_bits_are_unpacked_with_a_warning(tmp_path: Path) -> None:
+    path = save_family(built("lfm2"), tmp_path / "model.gguf", quantised=GGMLQuantizationType.Q8_0)
+    with pytest.warns(SelfSpecWarning, match=r"unpacked to float32 and take \d+\.\d MB, since a 'lfm2' model"):
+        found = read(path)
+    expected = read_model(GgufFile.open(path))
+    ids = prompt(40)
+    assert torch.equal(logits(found, ids), logits(expected, ids))
+
+
+def test_plain_weights_need_no_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SelfSpecWarning)
+        read(save_family(built("lfm2"), tmp_path / "model.gguf"))
+
+
+def test_older_files_have_one_tensor_for_the_input_of_delta_nets(tmp_path: Path) -> None:
+    state = built("qwen3_next").state_dict()
+    linear = [name for name in state if name.endswith("in_proj_qkvz.weight")]
+    blocks = {name: name.split(".")[2] for name in linear}
+    whole = {f"blk.{block}.ssm_in.weight": state[name].numpy() for name, block in blocks.items()}
+    parts = tuple(f"blk.{block}.attn_{part}.weight" for block in blocks.values() for part in ("qkv", "gate"))
+    assert_same_model(open_case("qwen3_next", tmp_path, tensors=whole, leave_out=parts), "qwen3_next")
+
+
+def test_without_a_list_every_fourth_layer_has_full_attention(tmp_path: Path) -> None:
+    file = open_case("qwen3_next", tmp_path, leave_out=("attention.recurrent_layers",))
+    config: Any = read_config(file.metadata, file.tensors)
+    assert config.layer_types == ["linear_attention"] * 3 + ["full_attention"] + ["linear_attention"] * 2
+
+
+def test_multipliers_that_a_file_has_in_its_weights_are_one(tmp_path: Path) -> None:
+    """Falcon-H1's converter multiplies them into the weights."""
+    config: Any = built("falcon_h1").config.__class__(**{**built("falcon_h1").config.to_dict(), **MULTIPLIERS})
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.load_state_dict(built("falcon_h1").state_dict())
+    file = GgufFile.open(save_family(built("falcon_h1"), tmp_path / "plain.gguf"))
+    written = {name: _multiplied(name, dequantise(tensor)) for name, tensor in file.tensors.items()}
+    whole = open_case("falcon_h1", tmp_path, tensors=written)
+    ids = prompt(40)
+    assert (logits(read_model(whole), ids) - logits(model, ids)).abs().max() < 1e-4
+
+
+MULTIPLIERS = {
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 1.2,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.8,
+    "mlp_multipliers": [0.6, 1.3],
+    "ssm_multipliers": [0.5, 0.75, 1.25, 1.5, 2.0],
+    "lm_head_multiplier": 1.5,
+    "embedding_multiplier": 2.0,
+}
+_FACTORS = {
+    "attn_q": 0.9,
+    "attn_k": 0.9 * 0.7,
+    "attn_v": 0.9,
+    "attn_output": 1.2,
+    "ssm_out": 0.8,
+    "ffn_gate": 0.6,
+    "ffn_down": 1.3,
+    "output": 1.5,
+    "token_embd": 2.0,
+}
+
+
+def _multiplied(name: str, values: Any) -> Any:
+    module = name.removesuffix(".weight").split(".")[-1]
+    if module == "ssm_in":  # gate, states, two of the groups' states, and steps
+        sizes = (128, 128, 16, 16, 8)
+        return 1.1 * np.concatenate(
+            [
+                part * factor
+                for part, factor in zip(
+                    np.split(values, np.cumsum(sizes)[:-1]), MULTIPLIERS["ssm_multipliers"], strict=True
+                )
+            ]
+        )
+    return values * _FACTORS.get(module, 1.0)
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[SelfSpecError], str]] = [
+    ("lfm2_moe", {"settings": {"expert_gating_func": 1}}, UnsupportedModelError, "a softmax, not the sigmoids"),
+    ("nemotron_h-moe", {"settings": {"expert_gating_func": 1}}, UnsupportedModelError, "a softmax, not the sigmoids"),
+    ("nemotron_h-moe", {"settings": {"moe_latent_size": 32}}, UnsupportedModelError, "moe_latent_size = 32"),
+    ("lfm2", {"settings": {"attention.head_count_kv": [2, 0]}}, ModelLoadError, "for 2 of 6 layers"),
+    ("lfm2", {"settings": {"attention.head_count_kv": 2}}, ModelLoadError, "no list of whole numbers by layer"),
+    ("qwen3_next", {"settings": {"attention.recurrent_layers": [True]}}, ModelLoadError, "in 1 layers"),
+    ("qwen3_next", {"settings": {"ssm.time_step_rank": 5}}, ModelLoadError, "2 heads of keys and 5 of values"),
+    ("falcon_h1", {"settings": {"ssm.group_count": 0}}, ModelLoadError, "states of the sizes"),
+    ("nemotron_h", {"settings": {"feed_forward_length": [0, 96]}}, ModelLoadError, "kinds of 6 and 2 layers of 6"),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "kind", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_what_would_be_read_wrong_is_refused(
+    case: str, changes: dict[str, Any], kind: type[SelfSpecError], message: str, tmp_path: Path
+) -> None:
+    file = open_case(case, tmp_path, **changes)
+    with pytest.raises(kind, match=message):
+        read_config(file.metadata, file.tensors)
