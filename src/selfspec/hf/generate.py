@@ -27,6 +27,7 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings
 from selfspec.model.adapters import check_call
+from selfspec.model.families import find_family
 from selfspec.types import SamplingParams
 
 _KNOWN_MODEL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids"}
@@ -148,6 +149,7 @@ class CustomGenerate:
         Raises:
             SelfSpecError: something was asked for that drafting with the model's own layers cannot give.
         """
+        find_family(model.config)  # refuses an encoder-decoder model, which is called with other arguments
         check_call(model)
         streamer = _streamer_of_caller(model)
         _check_config(generation_config, len(input_ids), streamer)

@@ -40,8 +40,8 @@ from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, Native
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that have kernels, and how their functions' names end."""
 
-WITHOUT_KERNELS = "plain decoding takes about twice as long"
-"""What it costs to have no kernels: 1.9 times in bfloat16 and 2.1 times in float32 on the model ``smollm2``."""
+WITHOUT_KERNELS = "decoding is much slower, and weights of few bits are unpacked"
+"""What it costs to have no kernels."""
 
 
 _SOFT = 1
