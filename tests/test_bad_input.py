@@ -21,7 +21,7 @@ from transformers import (
 from helpers.checkpoints import EOS, make_tokenizer
 from helpers.models import LAYERS, VOCABULARY, build, plain_text, prompt
 from helpers.scripted import Scripted
-from selfspec import Engine, SamplingParams, SelfSpecError, errors, load_model
+from selfspec import Engine, SamplingParams, SelfSpecError, custom_generate, errors, load_model
 from selfspec.decoding.draft import TokenDraft
 from selfspec.methods.base import Needs
 from selfspec.runtimes.target import Target
@@ -275,12 +275,12 @@ def truncate(folder: Path) -> None:
     ("damage", "message"),
     [
         (remove("model.safetensors"), "no file named model.safetensors"),
-        (write("model.safetensors", b"not weights" * 100), "header"),
+        (write("model.safetensors", b"not weights" * 100), "cut short or damaged .* download it again"),
         (write("model.safetensors", b""), "header"),
-        (truncate, "incomplete"),
-        (remove("config.json"), "config.json"),
+        (truncate, "cut short"),
+        (remove("config.json"), "it has no config.json"),
         (write("config.json", b"{"), "not a valid JSON"),
-        (remove("tokenizer.json", "tokenizer_config.json"), "cannot load the tokenizer of"),
+        (remove("tokenizer.json", "tokenizer_config.json"), "the tokenizer of .* tokenizer.json is there"),
         (write("tokenizer.json", b"{"), "cannot load the tokenizer of"),
         (change_config(num_hidden_layers=8), "weights are missing, among them model.layers.6"),
         (change_config(intermediate_size=100), r"\[64, 96\] in the weights, but \[64, 100\] by config.json"),
@@ -335,6 +335,14 @@ def test_encoder_decoder_models() -> None:
     with pytest.raises(errors.UnsupportedModelError, match="encoder-decoder") as refusal:
         Engine(model.eval(), method="autoregressive")
     assert_refused_by_name(refusal.value, "t5")
+    with pytest.raises(errors.UnsupportedModelError, match="encoder-decoder"):
+        model.generate(torch.tensor([[1]]), decoder_start_token_id=0, custom_generate=custom_generate)
+
+
+def test_a_name_in_place_of_a_model() -> None:
+    name: Any = "tiny"
+    with pytest.raises(errors.InvalidParameterError, match=r"for a name: Engine.from_pretrained\('tiny'\)"):
+        Engine(name)
 
 
 @pytest.mark.parametrize("family", ["t5", "of_tomorrow"])

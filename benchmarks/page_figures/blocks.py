@@ -26,11 +26,11 @@ MARK = re.compile(r"<!-- benchmarks/pages\.py writes this: (.+?) -->\n.*?<!-- up
 
 _GGUF = "python benchmarks/gguf_files.py --model FILE.gguf --text BOOK.txt"
 _BRIEF = f"{_GGUF} --only bandwidth,chat,edits,rows,prompt,busy,memory,first --repeats 3"
-_RUN = "selfspec bench run --suite SUITE --limit 1 --max-new-tokens 128 --methods auto,suffix,low-bit,mixed"
+_RUN = "selfspec bench run --suite SUITE --limit 1 --max-new-tokens 128 --methods auto,suffix,low-bit,mixed --out DIR"
 _REPLICAS = "selfspec-ray-2:auto,selfspec-ray-2:autoregressive,selfspec:auto,selfspec:autoregressive,selfspec-ray:auto"
 _CASCADES = (
     "selfspec bench run --model smollm2 --unpack --suite spec-bench:question.jsonl --limit 1 "
-    "--max-new-tokens 96 --methods 'suffix,low-bit,cascade(suffix, low-bit)' --peers none"
+    "--max-new-tokens 96 --methods 'suffix,low-bit,cascade(suffix, low-bit)' --peers none --out DIR"
 )
 
 

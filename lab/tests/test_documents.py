@@ -3,10 +3,14 @@
 import importlib
 import json
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from selfspec.cli.app import app
 from selfspec.methods.papers import PAPERS
 from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
 from selfspec_lab.experiments import EXPERIMENTS
@@ -98,3 +102,26 @@ def test_the_tests_that_the_page_of_changes_names_exist() -> None:
     assert files <= set(sources)
     assert functions
     assert all(any(f"def {name}(" in source for source in sources.values()) for name in functions)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "lab/README.md", "recipes/README.md", *(ROOT / "docs").glob("*.md")], ids=str
+)
+def test_commands_on_pages_exist(page: str | Path) -> None:
+    """With every option that is named; ``from-0.1.md`` alone names what went."""
+    text, root = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " "), get_command(app)
+    code = [
+        line
+        for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    code += re.findall(r"^ {4}(.*)$", text, re.MULTILINE) + re.findall(r"`([^`\n]+)`", text)
+    command: Any
+    for line in code if Path(page).name != "from-0.1.md" else ():
+        if (found := re.search(r"(?:^|/bin/)selfspec (.*)", line)) is not None:
+            words, command = shlex.split(found[1], comments=True), root
+            while words and hasattr(command, "get_command") and not words[0].startswith("-"):
+                command = command.get_command(command.make_context("", [], resilient_parsing=True), words.pop(0))
+                assert command is not None, line
+            known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line

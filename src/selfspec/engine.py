@@ -89,6 +89,10 @@ class Engine:
     ) -> None:
         self.options = options = changed(options or EngineOptions(), keywords, "option")
         options.check_loaded()
+        if isinstance(model, (str, Path)):
+            raise InvalidParameterError(
+                f"an engine takes a loaded model; for a name: Engine.from_pretrained('{model}')"
+            )
         adapters = read_adapters(options.adapters)
         model = unwrapped(model)
         if isinstance(method, Method):

@@ -136,6 +136,10 @@ class DeviceMemoryWarning(SelfSpecWarning):
     """A device has not enough memory for a runtime, for low-bit weights, or for all requests of a batch at once."""
 
 
+class FallbackWarning(SelfSpecWarning, RuntimeWarning):
+    """What was asked for cannot run or be kept here, so something slower runs."""
+
+
 class EngineVersionWarning(SelfSpecWarning):
     """Another engine has a version with which its bridge was not tested."""
 

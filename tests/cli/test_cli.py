@@ -29,6 +29,7 @@ from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError
 from selfspec.methods import COMPOSITIONS
 from selfspec.methods.registry import DEFAULT_METHOD
+from selfspec.runtimes import kernels, runner
 from selfspec.runtimes.candidates import CANDIDATES
 from selfspec.runtimes.kernel_build import LEVELS
 from selfspec.types import TextPiece
@@ -388,6 +389,19 @@ def test_a_reader_that_goes_away_ends_it_quietly(checkpoint: str) -> None:
     assert process.wait(timeout=60) == 141
 
 
+def test_without_a_compiler_it_says_so(checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    kernels.find.cache_clear()
+    runner._warn_once.cache_clear()
+    try:
+        result = generate(checkpoint, PROMPT)
+    finally:
+        kernels.find.cache_clear()
+    assert result.exit_code == 0
+    assert "warning: there are no compiled kernels, so decoding is much slower" in result.stderr
+
+
 # Listings
 
 
@@ -473,6 +487,11 @@ def test_info_has_the_trial_of_an_accelerator(checkpoint: str, tmp_path: Path, m
             {1: 0.01, 2: 0.021},
             "1 row 10.0 ms; relative to it 2 rows 2.10. 2 rows cost 2.10 of one here: a draft of one known token does "
             "not pay",
+        ),
+        (
+            {1: 0.08, 2: 0.081, 4: 0.02},
+            "1 row 80.0 ms; relative to it 2 rows 1.01, 4 rows 0.25. One row took longer than several: other programs "
+            "were computing; ask again when they are not",
         ),
     ],
 )

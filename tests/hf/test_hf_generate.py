@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import (
     EosTokenCriteria,
+    MambaConfig,
+    MambaForCausalLM,
     MaxLengthCriteria,
     MaxTimeCriteria,
     StoppingCriteria,
@@ -242,8 +244,16 @@ def test_a_model_can_be_copied_and_pickled_after_use(engines: list[Engine]) -> N
 def test_a_filled_cache_is_refused() -> None:
     cache = MODEL(PROMPT, use_cache=True).past_key_values
     longer = torch.cat([PROMPT, PROMPT], dim=1)
-    with pytest.raises(InvalidPromptError, match="past_key_values"):
+    with pytest.raises(InvalidPromptError, match="the cache is filled"):
         MODEL.generate(longer, past_key_values=cache, max_new_tokens=5, custom_generate=drafting())
+
+
+def test_a_model_of_states_alone() -> None:
+    """Its cache is called otherwise by some versions of transformers, and has no length."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    model = MambaForCausalLM(MambaConfig(**sizes, eos_token_id=None, bos_token_id=None)).eval()
+    assert greedy(model, [*range(1, 8)], custom_generate=drafting()) == greedy(model, [*range(1, 8)])
 
 
 def test_a_streamer_takes_one_sequence() -> None:

@@ -153,7 +153,7 @@ def _what_runs(target: "Target") -> dict[str, Any]:
         return facts if target.trial is None else {**facts, "trial": target.trial.table()}
     return {
         "kernels": describe(),
-        "level": str(target.level or "by name"),
+        "level": str(target.level or "not tried"),
         "reading": str(target.reading or "default"),
     }
 
@@ -264,9 +264,13 @@ def _text(name: str, value: Any) -> str:
 
 def row_text(seconds: Mapping[int, float]) -> str:
     """What rows of a forward cost relative to one, and what follows for drafts; from seconds by number of rows."""
+    from selfspec.runtimes.costs.rows import RowCosts
+
     relative = {rows: taken / seconds[1] for rows, taken in seconds.items()}
     shown = ", ".join(f"{rows} rows {cost:.2f}" for rows, cost in relative.items() if rows > 1)
     text = f"1 row {1000 * seconds[1]:.1f} ms" + (f"; relative to it {shown}" if shown else "")
+    if RowCosts(tuple(seconds), tuple(seconds.values())).disturbed:
+        return f"{text}. One row took longer than several: other programs were computing; ask again when they are not"
     most = max(rows for rows, cost in relative.items() if cost <= _NEARLY_FREE)
     if most > 1:
         drafts = f"up to {most - 1} known tokens, such as copies, are nearly free"

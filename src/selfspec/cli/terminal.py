@@ -95,6 +95,7 @@ def silence_libraries() -> None:
 
     The log of selfspec itself goes to standard error.
     """
+    from huggingface_hub.utils.logging import disable_propagation
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils.logging import disable_progress_bar, set_verbosity
 
@@ -102,6 +103,7 @@ def silence_libraries() -> None:
     disable_progress_bars()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity(logging.CRITICAL)
+    disable_propagation()  # the hub client's logger has a handler of its own, so that its lines would come twice
     logging.getLogger("selfspec").setLevel(logging.INFO)
     logging.basicConfig(format="%(message)s")
 

@@ -27,9 +27,12 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.settings import parse_settings
 from selfspec.model.adapters import check_call
+from selfspec.model.families import find_family
 from selfspec.types import SamplingParams
 
-_KNOWN_MODEL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids"}
+_CACHES = ("cache", "past_key_values", "cache_params")
+"""What ``generate`` calls a cache: the first since transformers 5.24, the others before."""
+_KNOWN_MODEL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "position_ids"}
 _KEPT_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _INSTEAD = {
     "prompt_lookup_num_tokens": "custom_generate('prompt-lookup')",
@@ -148,6 +151,7 @@ class CustomGenerate:
         Raises:
             SelfSpecError: something was asked for that drafting with the model's own layers cannot give.
         """
+        find_family(model.config)  # refuses an encoder-decoder model, which is called with other arguments
         check_call(model)
         streamer = _streamer_of_caller(model)
         _check_config(generation_config, len(input_ids), streamer)
@@ -241,12 +245,19 @@ def _check_config(config: GenerationConfig, batch: int, streamer: Any) -> None:
 
 def _check_model_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuses what would change the model's forward; what ``generate`` itself adds is redundant or read elsewhere."""
-    cache = arguments.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise InvalidPromptError("past_key_values are filled; give the whole prompt and no cache")
+    for name in _CACHES:
+        if (cache := arguments.get(name)) is not None and _is_filled(cache):
+            raise InvalidPromptError(f"{name}: the cache is filled; give the whole prompt and no cache")
     for name, value in arguments.items():
-        if name not in _KNOWN_MODEL_ARGUMENTS and name != "use_cache" and value is not None:
+        if name not in (*_CACHES, *_KNOWN_MODEL_ARGUMENTS) and name != "use_cache" and value is not None:
             raise InvalidParameterError(f"the argument {name} is not supported with custom_generate")
+
+
+def _is_filled(cache: Any) -> bool:
+    try:
+        return bool(cache.get_seq_length())
+    except ValueError:  # of a cache that keeps states alone
+        return bool(cache.has_previous_state())
 
 
 def _streamer_of_caller(model: PreTrainedModel) -> Any:

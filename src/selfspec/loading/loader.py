@@ -38,6 +38,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_CLEARER = {
+    "instantiate the backend tokenizer": "no file such as tokenizer.json is there, or it is damaged; copy it from "
+    "where the model is from, or give Engine the loaded model alone and prompts as token ids",
+    "deserializing header": "a file of weights is cut short or damaged (incomplete header or data); download it again",
+    "Should have a `model_type` key": "it has no config.json that names a model_type; give the folder that "
+    "save_pretrained or the hub has written",
+}
+"""What errors of transformers and safetensors mean for the user, by words in them."""
+
+
 def load_model(
     name: str | Path,
     *,
@@ -169,7 +179,9 @@ def _explain_failure(name: str | Path, part: str = "") -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemoryError(f"out of memory while loading '{name}'; load it in bfloat16") from None
-        raise ModelLoadError(f"cannot load {part}'{name}': {first_line(error)}") from error
+        text = first_line(error)
+        reason = next((clear for words, clear in _CLEARER.items() if words in text), text)
+        raise ModelLoadError(f"cannot load {part}'{name}': {reason}") from error
 
 
 def _check_family(source: str) -> None:
@@ -178,8 +190,8 @@ def _check_family(source: str) -> None:
     if adapter.is_file() and not adapter.with_name("config.json").exists():
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise UnsupportedModelError(
-            f"'{source}' is an adapter of the model '{base}', which selfspec does not load; merge the two (PEFT's "
-            "merge_and_unload) and name the merged folder, or load them with peft and give Engine the PeftModel"
+            f"'{source}' is an adapter of the model '{base}'; name the model, and the adapter beside it: "
+            f"--adapter {source}, or adapters= of Engine"
         )
     content, _ = PreTrainedConfig.get_config_dict(source)
     known = content.get("model_type") in (None, *transformers.CONFIG_MAPPING)

@@ -128,7 +128,7 @@ def _stages(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
 
 def suggest(name: str, known: Mapping[str, Any]) -> str:
     """The text `; did you mean 'x'?` for the nearest known name; empty if there is none."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.55)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.forward import Rows
 from selfspec.model.slots import Slots, find_layers_of_cache
+from selfspec.model.sublayers import cache_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,7 +114,7 @@ class Skeleton:
         path, self.layers = _find_layers(model, int(self.config.num_hidden_layers))
         self.kinds = find_layers_of_cache(self.config, len(self.layers))
         self._takes = inspect.signature(type(model).forward).parameters.keys()
-        self.cache_name = "cache_params" if "cache_params" in self._takes else "past_key_values"
+        self.cache_name = cache_name(type(model))
         self._names = [tuple(inspect.signature(type(layer).forward).parameters)[1:] for layer in self.layers]
         self._lock = threading.Lock()
         self._at_layer: Callable[[int, LayerCall], Any] = lambda index, call: None

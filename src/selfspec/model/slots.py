@@ -82,7 +82,7 @@ def find_layers_of_cache(config: Any, count: int) -> list[LayerSlots]:
 
 
 class Slots(Cache):
-    """What transformers gets as ``past_key_values`` for some rows."""
+    """What transformers gets as its cache for some rows."""
 
     def __init__(self, kinds: list[LayerSlots], rows: Rows) -> None:
         super().__init__(layers=[_layer(kind, rows) for kind in kinds])

@@ -1,5 +1,6 @@
 """A sublayer of the target: one residual branch, run by transformers' own module."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
@@ -105,6 +106,7 @@ class AttentionSublayer(BranchSublayer):
         self.window, self.rope, self.eager = window, rope, eager
         self.complex_angles = family.complex_angles
         self._writer = _LatentWriter if family.latent else _CacheWriter
+        self._cache_name = cache_name(type(self.module))
 
     def _run(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs the module once for the rows of each sequence."""
@@ -122,13 +124,19 @@ class AttentionSublayer(BranchSublayer):
             attention_mask=rows.mask(
                 self.window, hidden_states.dtype, additive=self.eager, causal_kernel=not self.eager
             ),
-            past_key_values=self._writer(rows, self.window),
+            **{self._cache_name: self._writer(rows, self.window)},
         )[0]
         return output
 
 
+def cache_name(module: type[nn.Module]) -> str:
+    """What a module of transformers calls its cache: ``cache`` since 5.24."""
+    takes = inspect.signature(module.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in takes), "past_key_values")
+
+
 class _CacheWriter:
-    """What transformers' attention gets as ``past_key_values``: writes the rows, returns the slots that they see."""
+    """What transformers' attention gets as its cache: writes the rows, returns the slots that they see."""
 
     def __init__(self, rows: Rows, window: int | None) -> None:
         self._cache = rows.sequence.cache

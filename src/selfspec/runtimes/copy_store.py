@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from selfspec.errors import FallbackWarning
 from selfspec.files import cache_folder, check_own, replace_file
 from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.packed import PackedWeights
@@ -57,7 +58,7 @@ class CopyStore:
     def _warn(self, message: str) -> None:
         """Warns once; there are as many files as products."""
         if not self._warned:
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warnings.warn(message, FallbackWarning, stacklevel=2)
         self._warned = True
 
 

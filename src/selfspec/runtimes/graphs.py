@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from selfspec.errors import FallbackWarning
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Forward, Rows, SequenceState
 from selfspec.model.rope import CosSin
@@ -371,7 +372,7 @@ class Graphs:
     def _give_up(self, reason: str) -> None:
         self.problem = reason
         self._replays.clear()
-        warnings.warn(f"the graphs runtime falls back to fused blocks: {reason}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"the graphs runtime falls back to fused blocks: {reason}", FallbackWarning, stacklevel=5)
 
     def _forget(self) -> None:
         self._replays.clear()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from selfspec.errors import first_line
+from selfspec.errors import FallbackWarning, first_line
 from selfspec.limits import is_out_of_memory
 from selfspec.model.decoder import Decoder
 from selfspec.runtimes.fused import FusedBlock, call
@@ -43,7 +43,7 @@ class Compiler:
                     raise
                 self.problem = f"torch.compile failed: {first_line(error)}"
                 warnings.warn(
-                    f"the inductor runtime falls back to fused blocks: {self.problem}", RuntimeWarning, stacklevel=5
+                    f"the inductor runtime falls back to fused blocks: {self.problem}", FallbackWarning, stacklevel=5
                 )
         return call(function, *arguments)
 

@@ -7,6 +7,7 @@ these kernels, which widen weights in registers, take prompts of any length.
 """
 
 import ctypes
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,8 +41,10 @@ from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, Native
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that have kernels, and how their functions' names end."""
 
-WITHOUT_KERNELS = "plain decoding takes about twice as long"
-"""What it costs to have no kernels: 1.9 times in bfloat16 and 2.1 times in float32 on the model ``smollm2``."""
+_LOGGER = logging.getLogger(__name__)
+
+WITHOUT_KERNELS = "decoding is much slower, and weights of few bits are unpacked"
+"""What it costs to have no kernels."""
 
 
 _SOFT = 1
@@ -181,6 +184,7 @@ def _build_once(level: Level, built: Path) -> None:
         built.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(built.with_suffix(".lock")):
             if not built.exists():
+                _LOGGER.info("building the kernels for %s, once; this may take minutes", level.name)
                 build(level, built)
     except OSError as error:
         raise KernelBuildError(f"the kernels cannot be kept in {built.parent}: {error}") from error

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 
+from selfspec.errors import FallbackWarning
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
 from selfspec.model.observed import ObservedDecoder
@@ -174,7 +175,9 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
             )
         except KernelBuildError as error:
             if runtime == "compiled":
-                warnings.warn(f"the compiled runtime falls back to fused blocks: {error}", RuntimeWarning, stacklevel=4)
+                warnings.warn(
+                    f"the compiled runtime falls back to fused blocks: {error}", FallbackWarning, stacklevel=4
+                )
             else:
                 _warn_once(str(error))
     return Runner(decoder, rope, sublayers, norm, decoder.head, compiled=False)
@@ -182,4 +185,4 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
 
 @cache
 def _warn_once(reason: str) -> None:
-    warnings.warn(f"there are no compiled kernels, so {WITHOUT_KERNELS}: {reason}", RuntimeWarning, stacklevel=6)
+    warnings.warn(f"there are no compiled kernels, so {WITHOUT_KERNELS}: {reason}", FallbackWarning, stacklevel=6)

@@ -199,17 +199,12 @@ def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pyte
     assert preparation.prepare(Target(MODEL), AutoSettings()) == first
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_costs_that_were_disturbed_are_measured_again_and_not_kept(
-    kept: Path, monkeypatch: pytest.MonkeyPatch, again: bool
-) -> None:
+@pytest.mark.parametrize("costs", [FREE_ROWS, RowCosts((1, 2, 4), (0.204, 0.041, 0.05))])
+def test_costs_that_were_disturbed_are_not_kept(kept: Path, monkeypatch: pytest.MonkeyPatch, costs: RowCosts) -> None:
     real_preparation(monkeypatch, kept)
-    disturbed = RowCosts((1, 2, 4), (0.204, 0.041, 0.05))
-    measured = iter([disturbed, disturbed if again else FREE_ROWS])
-    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: next(measured))
-    found = preparation.prepare(Target(MODEL), AutoSettings())
-    assert found.verify == (disturbed if again else FREE_ROWS)
-    assert bool([*kept.rglob("auto/*.json")]) is not again
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: costs)
+    assert preparation.prepare(Target(MODEL), AutoSettings()).verify == costs
+    assert bool([*kept.rglob("auto/*.json")]) is (costs is FREE_ROWS)
 
 
 @pytest.mark.parametrize("damage", [{}, {"terms": {}}, {"verify": None}, {"verify": {"rows": [2], "seconds": [1]}}])

@@ -31,6 +31,17 @@ def test_several_sequences_share_a_forward() -> None:
     assert shared[2] == pytest.approx(2.5 / 4)
 
 
+@pytest.mark.parametrize("disturbed", [0, 1, 2])
+def test_costs_that_other_processes_disturbed_are_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch, disturbed: int
+) -> None:
+    measured = [*disturbed * [RowCosts((1, 2), (9.0, 1.2))], COSTS, COSTS]
+    left = iter(measured)
+    monkeypatch.setattr(measuring, "measure_together", lambda *_, **__: [next(left)])
+    assert measure_row_costs(Target(build("llama")), (0, 1)) is measured[min(disturbed, 1)]
+    assert len([*left]) == len(measured) - min(disturbed + 1, 2)
+
+
 @pytest.mark.parametrize(
     "wrong", [((), ()), ((2, 4), (1.0, 2.0)), ((1, 1), (1.0, 2.0)), ((1, 2), (1.0,)), ((1,), (0.0,)), ((1,), (-1.0,))]
 )

@@ -1,4 +1,4 @@
-"""``auto``: every round drafts what promises most tokens a second, and is never slower than plain decoding."""
+"""``auto``: every round drafts what promises most tokens a second."""
 
 from selfspec.methods.auto.method import Auto
 

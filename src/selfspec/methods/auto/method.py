@@ -59,7 +59,7 @@ class Auto(Method):
     """
 
     name = "auto"
-    summary = "takes what is fastest, round by round; never slower than plain decoding"
+    summary = "takes what promises most tokens a second, round by round"
     source = "conservative bandits (Wu et al. 2016) over the drafts of this library"
     Settings = AutoSettings
     settings: AutoSettings

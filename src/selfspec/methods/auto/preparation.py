@@ -34,9 +34,6 @@ _FREE_SHARE = 0.5
 _LEAST_GAIN = 1.1
 """Times plain decoding that a layer draft has to promise for the memory of its weights."""
 
-_DISTURBED = 1.5
-"""Times as long as more rows that one row takes where a measurement is taken to have been disturbed."""
-
 _LEAST_SHARE = 0.9
 """Share of the bytes of weights in the model's dtype that its own take, if low-bit copies are expected to pay."""
 
@@ -82,7 +79,7 @@ class AutoSettings(MethodSettings):
 def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], None] = lambda _: None) -> Preparation:
     """Measures costs, chooses the layer draft and makes its weights; uses the kept result if there is one.
 
-    Costs that other processes have disturbed are measured once more, and are not kept if they are so again.
+    Costs that other processes have disturbed are not kept.
 
     ``progress`` is called with a line of text before each part that may take long. Where there is no memory for
     low-bit weights, ``NoCopiesWarning`` says so, unless the settings ask for none.
@@ -90,7 +87,7 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
     kept = _read(target, settings)
     if kept is None:
         kept = _find_out(target, settings, progress)
-        if not _were_disturbed(kept.verify):
+        if not kept.verify.disturbed:
             kept_file(target, _FOLDER).write({"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
     kept = _with_copies(target, kept, progress)
     _warn(kept, settings)
@@ -162,10 +159,8 @@ def _complaint(needed: int, memory_limit: float | None) -> str:
 
 def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], None]) -> Preparation:
     progress("forwards of several rows")
-    seconds, every = _SHARE_FOR_COSTS * settings.trial_seconds, range(target.sublayer_count)
-    verify = measure_row_costs(target, every, most_seconds=seconds)
-    if _were_disturbed(verify):
-        verify = measure_row_costs(target, every, most_seconds=seconds)
+    seconds = _SHARE_FOR_COSTS * settings.trial_seconds
+    verify = measure_row_costs(target, range(target.sublayer_count), most_seconds=seconds)
     limit = _limit(target, settings)
     length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * settings.trial_seconds / verify(1)), target.context_limit))
     progress("drafts on a text of the model's own")
@@ -182,11 +177,6 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
     chosen = best if best is not None and best.tokens_per_second > _LEAST_GAIN / verify(1) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
     return Preparation(verify, chosen, _lacking(target, settings.group, limit))
-
-
-def _were_disturbed(costs: RowCosts) -> bool:
-    """Whether one row took much longer than some number of more rows, because other processes computed meanwhile."""
-    return costs.seconds[0] > _DISTURBED * min(costs.seconds)
 
 
 def _most_bytes(settings: AutoSettings) -> float | None:

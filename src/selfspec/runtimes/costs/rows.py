@@ -13,6 +13,9 @@ MOST_ROWS = 36
 MOST_PROBES = 3
 """Most probes of a forward in a chain."""
 
+_DISTURBED = 1.5
+"""Times as long as more rows that one row takes where a measurement is taken to have been disturbed."""
+
 CostTable = Sequence[float]
 """Seconds of a forward by its number of rows, from 1 to ``MOST_ROWS``; entry 0 is 0."""
 
@@ -41,6 +44,11 @@ class RowCosts:
             return self.seconds[0]
         (low, high), (before, after) = self.rows[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
         return before + (after - before) * (rows - low) / (high - low)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether one row took much longer than some number of more rows, as where other processes computed."""
+        return self.seconds[0] > _DISTURBED * min(self.seconds)
 
     def table(self, sequences: int = 1) -> tuple[float, ...]:
         """The share of each of several sequences in one forward, by rows per sequence; a ``CostTable``."""
