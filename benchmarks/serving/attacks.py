@@ -22,6 +22,23 @@ MOST_HEALTH, MOST_GAP = 0.1, 0.25
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _PATIENCE = 60.0
+_CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+_ITEMS: tuple[dict[str, Any], ...] = (
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "reasoning", "summary": []},
+)
+_GRAMMARS = (
+    'start: start start | "a"',
+    "start: /(" + "a?" * 500 + ")/",
+    'start: x~1000000\nx: "a"',
+    'start: s*\ns: t*\nt: u*\nu: "" | "a"',
+    'root ::= root root | "a"',
+    "start: " + " | ".join(f'"word {index}"' for index in range(3000)),
+)
 _WORDS = "the quick brown fox jumps over the lazy dog and runs on, "
 
 
@@ -119,6 +136,51 @@ def raw(*parts: bytes, count: int = 1, wait: float = 0.0, reads: bool = True) ->
     return attack
 
 
+def given_up(path: str, content: Mapping[str, Any], *, count: int, together: int = 50) -> Attack:
+    """An attack by requests whose clients leave at once, some at a time."""
+    body = json.dumps(content).encode()
+
+    async def leave(server: Server) -> None:
+        async with connected(server) as (_, writer):
+            writer.write(head(server, "POST", path, len(body), {}) + body)
+            await writer.drain()
+
+    async def attack(server: Server, statuses: Counter[int]) -> None:
+        for _ in range(0, count, together):
+            await asyncio.gather(*(leave(server) for _ in range(together)), return_exceptions=True)
+        statuses[0] += count
+
+    return attack
+
+
+def trickling(chunk: bytes, *, count: int, seconds: float) -> Attack:
+    """An attack by bodies that come in many small chunks, each in a packet of its own."""
+
+    async def one(server: Server) -> None:
+        async with connected(server) as (_, writer):
+            writer.write(_CHUNKED)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    async def attack(server: Server, statuses: Counter[int]) -> None:
+        await asyncio.gather(*(one(server) for _ in range(count)), return_exceptions=True)
+        statuses[0] += count
+
+    return attack
+
+
+def references(depth: int) -> dict[str, Any]:
+    """A schema whose objects have eight parts of the next kind each."""
+    kinds = {
+        f"k{index}": {"properties": {key: {"$ref": f"#/$defs/k{index + 1}"} for key in "abcdefgh"}}
+        for index in range(depth)
+    }
+    return {"$defs": {**kinds, f"k{depth}": {"type": "string"}}, "$ref": "#/$defs/k0"}
+
+
 def attacks(server: Server) -> dict[str, Attack]:
     """The attacks by name."""
     words = _WORDS * (2_000_000 // len(_WORDS))
@@ -126,6 +188,7 @@ def attacks(server: Server) -> dict[str, Attack]:
     wide = {f"field {index}": {"type": "string", "pattern": f"^.*[ab].{{{index % 30}}}$"} for index in range(300)}
     length = head(server, "POST", COMPLETION, 100_000, {})
     unread = json.dumps({"prompt": "a", "max_tokens": 4000, "n": 16, "stream": True, "logprobs": 0, "ignore_eos": True})
+    alone = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
     unread_head = head(server, "POST", COMPLETION, len(unread), {})
     return {
         "wrong elements of a list": posts(CHAT, *[b'{"messages": [' + b"1," * 500_000 + b"1]}"] * 4),
@@ -144,11 +207,22 @@ def attacks(server: Server) -> dict[str, Attack]:
             "/v1/responses", *[{"input": "Hi", "metadata": {"a": [{}] * 700_000}, "max_output_tokens": 4}] * 4
         ),
         "tools with large schemas": posts(CHAT, *[chat(tools=[tool(wide)], tool_choice="required")] * 4),
-        "bodies of one-byte chunks": raw(
-            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 1_000_000 + b"0\r\n\r\n",
-            count=2,
+        "bodies of one-byte chunks": raw(_CHUNKED + b"1\r\n \r\n" * 1_000_000 + b"0\r\n\r\n", count=2),
+        "bodies that trickle": trickling(b" ", count=100, seconds=5),
+        "requests that are given up": given_up(COMPLETION, {"prompt": "a", "max_tokens": 500}, count=1000),
+        "streams that are given up": given_up(CHAT, chat(stream=True, max_tokens=500), count=1000),
+        "long lists of responses": posts(
+            "/v1/responses",
+            *[{"input": [item] * count, "max_output_tokens": 2} for item in _ITEMS for count in (2000, 4096, 40_000)],
         ),
+        "schemas that refer": posts(
+            CHAT,
+            *[
+                chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": each}})
+                for each in (references(8), references(30), {"$ref": "#"}, {"allOf": [{"$ref": "#"}] * 2})
+            ],
+        ),
+        "grammars": posts(CHAT, *[chat(structured_outputs={"grammar": each}, max_tokens=40) for each in _GRAMMARS]),
         "large bodies that come slowly": raw(length + b" " * 90_000, count=40, wait=3, reads=False),
         "a salt for each request": posts(
             COMPLETION, *[{"prompt": "a", "max_tokens": 1, "cache_salt": str(number)} for number in range(200)]
@@ -178,6 +252,9 @@ def attacks(server: Server) -> dict[str, Attack]:
         "1,100 silent connections": raw(count=1100, wait=3, reads=False),
         "1,100 half heads": raw(b"GET /health HT", count=1100, wait=3, reads=False),
         "100 half bodies": raw(length + b'{"prompt": "', count=100, wait=3, reads=False),
+        "250 streams that are not read": raw(
+            head(server, "POST", COMPLETION, len(alone), {}) + alone, count=250, wait=5, reads=False
+        ),
         "answers that are not read": raw(unread_head + unread.encode(), count=4, wait=5, reads=False),
         "the document, often": raw(
             b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n", count=50

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal
 
 from selfspec.decoding.request import Request
@@ -74,9 +74,9 @@ class RequestStream(AsyncIterator[TextPiece]):
         return tuple(self.request.prompt_ids)
 
     @property
-    def rounds(self) -> tuple[Round, ...]:
-        """The rounds so far, also of a request that was cancelled or failed."""
-        return tuple(self.request.rounds)
+    def rounds(self) -> Sequence[Round]:
+        """The rounds so far, also of a request that was cancelled or failed; not a copy, so it grows."""
+        return self.request.rounds
 
     @property
     def cached_tokens(self) -> int:

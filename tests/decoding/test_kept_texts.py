@@ -18,7 +18,7 @@ from helpers.auto import give
 from helpers.low_bit_model import random_model
 from helpers.models import build, plain_text, prompt
 from selfspec import AsyncEngine, Engine, Generation
-from selfspec.decoding import kept_texts, prefix_cache
+from selfspec.decoding import kept_texts, prefix_cache, scheduler
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.decoding.suffixes import SEPARATOR, KnownText, SuffixAutomaton
 from selfspec.errors import InvalidParameterError
@@ -368,6 +368,7 @@ def test_what_is_known_of_a_prompt_is_taken_over_in_parts_while_others_write(
     size = 16 * Engine(build("llama")).target.slot_bytes
     monkeypatch.setattr(kept_texts, "PART_BYTES", size)
     monkeypatch.setattr(prefix_cache, "PART_BYTES", size)
+    monkeypatch.setattr(scheduler, "_RECALL_SECONDS", 0.0)
     asked, other = prompt(160), prompt(10, 1)
     expected = ask(engine_with(tmp_path, "autoregressive"), asked).token_ids
     engine = engine_with(tmp_path, "autoregressive")

@@ -88,6 +88,13 @@ def test_a_replica_streams_the_text_of_the_engine(model: str, started: tuple[Ser
 
 
 @needs_ray
+def test_threads_of_a_replica_soon_sleep(started: tuple[ServerProcess, str]) -> None:
+    (replica,) = replicas(started[1])
+    environment = Path(f"/proc/{replica}/environ").read_bytes().split(b"\0")
+    assert [each for each in environment if each.startswith(b"GOMP_SPINCOUNT=")] == [b"GOMP_SPINCOUNT=2000"]
+
+
+@needs_ray
 def test_ray_shows_the_metrics_of_a_replica(started: tuple[ServerProcess, str]) -> None:
     server, folder = started
     streamed(server.url, TEXT, 8)

@@ -18,15 +18,13 @@ from selfspec.cli.terminal import silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 from selfspec.serve.keys import API_KEY, api_keys
 from selfspec.serve.limits import Limits
+from selfspec.serve.waits import brief_waits
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine
     from selfspec.serve.address import Address
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
-_SPINS = 2000
-"""Looks at a barrier before a thread sleeps: some tens of microseconds."""
-
 _FAILED = 1
 """The exit status where the engine failed, after which a supervisor should start the server again."""
 
@@ -139,7 +137,7 @@ def _serve_here(
 ) -> None:
     """Serves in this process; ``state`` is the file of the state, and the seconds between two savings."""
     listening = address.listen()  # a port that is in use is said before a model is loaded
-    wait_briefly()
+    os.environ.update(brief_waits())
 
     from selfspec.serve.app import create_app
     from selfspec.serve.connection import ConnectionLimits
@@ -176,17 +174,6 @@ def _serve_here(
         connections=ConnectionLimits(connections, seconds=given.idle_seconds),
         started=lambda: greet(address.url(listening)),
     )
-
-
-def wait_briefly() -> None:
-    """Lets threads that wait for another one soon sleep, unless the environment says how they wait.
-
-    By default they wait awake for milliseconds. On a server the other one has often lost its processor to a client or
-    to the event loop, many times in a forward: streams stood still for half a second. OpenMP reads the variable where
-    torch is loaded.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
 
 
 def _serve_with_ray(

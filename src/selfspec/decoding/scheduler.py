@@ -14,6 +14,12 @@ from selfspec.limits import is_out_of_memory
 from selfspec.memory import PeakMemory
 from selfspec.runtimes.target import Target
 
+_RECALL_SECONDS = 0.03
+"""Seconds of a step, while outputs are written, after which no further part of what is known of prompts is taken over.
+
+A part takes some milliseconds: with a round after each of them, a long conversation would wait for many rounds.
+"""
+
 
 class Scheduler:
     """Decodes many requests, several of them at a time.
@@ -109,14 +115,15 @@ class Scheduler:
                 self._memory.keep(sequences[event.request], held)
 
     def _recall(self, unread: Iterable[Sequence], *, writing: bool) -> list[Sequence]:
-        """Takes over what is known of prompts, a part of one in a step while outputs are written.
+        """Takes over what is known of prompts, in parts, and of them a few in a step while outputs are written.
 
         Returns the prompts of which no more is known.
         """
         known: list[Sequence] = []
+        began = time.perf_counter()
         for sequence in unread:
             while self._memory.recall(sequence, self.held):
-                if writing:
+                if writing and time.perf_counter() - began >= _RECALL_SECONDS:
                     return known
             known.append(sequence)
         return known

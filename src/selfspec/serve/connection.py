@@ -13,6 +13,8 @@ from selfspec.serve.responses import ErrorBody
 
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 8
+_PART = 64 * 2**10
+"""Bytes of a body that are handed over together: each time the application wakes."""
 
 
 class _RefusedError(Exception):
@@ -42,7 +44,7 @@ class Connection(HttpToolsProtocol):
         self._head: asyncio.TimerHandle | None = None  # until a head has to be complete
         self._written: asyncio.TimerHandle | None = None  # until the client has to have read
         self._unfinished = self._head_bytes = 0
-        self._parts: list[bytes] = []  # of the body, not handed over yet
+        self._part = bytearray()  # of the body, not handed over yet
         self._refusal = ApiError(400, "the request is not valid HTTP", code="invalid_http")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -65,7 +67,6 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, "the head of the request is too large")
             return
         super().data_received(data)
-        self._hand_over()
         if self._head is not None:  # the head has not ended yet
             self._unfinished += len(data)
         elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
@@ -98,12 +99,14 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Collects parts of a body, of which there can be one for each byte."""
-        self._parts.append(body)
+        self._part += body
+        if len(self._part) >= _PART:
+            self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._parts:
-            parts, self._parts = self._parts, []
-            super().on_body(b"".join(parts))
+        if self._part:
+            part, self._part = bytes(self._part), bytearray()
+            super().on_body(part)
 
     def on_message_complete(self) -> None:
         """From now on the client waits for the server."""

@@ -20,6 +20,7 @@ from selfspec.serve.keys import api_keys
 from selfspec.serve.logs import set_up_logs
 from selfspec.serve.server import settle_process
 from selfspec.serve.settings import ServeOptions, check_options
+from selfspec.serve.waits import brief_waits
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -103,7 +104,7 @@ def deploy(options: RayOptions) -> "Application":
         graceful_shutdown_timeout_s=options.drain_seconds,
         graceful_shutdown_wait_loop_s=_LOOK_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
-        ray_actor_options={"num_cpus": options.cpus},
+        ray_actor_options={"num_cpus": options.cpus, "runtime_env": {"env_vars": brief_waits()}},
     )
     built: Application = deployment.bind(options, keys)
     return built

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-READ = "from selfspec.cli.serve import wait_briefly; wait_briefly(); import torch"
+READ = "import os; from selfspec.serve.waits import brief_waits; os.environ.update(brief_waits()); import torch"
 """``OMP_DISPLAY_ENV`` prints what OpenMP has read where torch is loaded."""
 
 
