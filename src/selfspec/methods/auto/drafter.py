@@ -280,7 +280,8 @@ class AutoDrafter(Drafter):
             self._forget(faded(committed))
             seconds = feedback.seconds
             host = seconds.select + seconds.other + self._clock() - began
-            planned.shared.note([1] * len(committed), seconds.verify, seconds.draft, host_seconds=host)
+            tokens = len(committed)
+            planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
             return
         self._runs = self._runs and (planned.follow is None or planned.shared is not None)
         self._known.extend(committed)
@@ -304,9 +305,10 @@ class AutoDrafter(Drafter):
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
             host = seconds.select + seconds.other + self._clock() - began
-            saved = planned.value * (len(committed) - 1)
-            costs = self.layer_costs
-            planned.shared.note([rows], seconds.verify, seconds.draft, made, costs, host_seconds=host, saved=saved)
+            tokens, costs, value = len(committed), self.layer_costs, planned.value
+            planned.shared.note(
+                [rows], tokens, self._room, seconds.verify, seconds.draft, made, costs, host_seconds=host, value=value
+            )
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft."""
@@ -352,8 +354,8 @@ class AutoDrafter(Drafter):
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
             host = seconds.select + seconds.other + self._clock() - began
-            saved = planned.value * (len(feedback.acceptance.token_ids) - len(rows))
-            planned.shared.note(rows, seconds.verify, host_seconds=host, saved=saved)
+            tokens, value = len(feedback.acceptance.token_ids), planned.value
+            planned.shared.note(rows, tokens, self._room, seconds.verify, host_seconds=host, value=value)
             return
         self.verify_costs.note(rows, seconds.verify)
         drafted = sum(len(each.confidences) for each in feedback.run)

@@ -36,7 +36,7 @@ class _Batch(SharedStep):
         return [*verify[:2], *(seconds + more for seconds in verify[2:])]
 
     def values_of(self, drafters: Sequence[AutoDrafter]) -> list[float]:
-        """Seconds that a known token of each request saves."""
+        """Seconds that a known token of each request promises to save."""
         return self.values([drafter.rounds_left for drafter in drafters])
 
     def promising(self, drafters: Sequence[AutoDrafter]) -> dict[AutoDrafter, float]:
@@ -44,9 +44,9 @@ class _Batch(SharedStep):
 
         There are none where all of them together cannot pay for the host's time.
         """
-        found, most = {}, 0.0
-        for drafter, value in zip(drafters, self.values_of(drafters), strict=True):
-            likelihood = drafter.likelihood
+        found, most, trust = {}, 0.0, self.host.trust.value
+        for drafter, promised in zip(drafters, self.values_of(drafters), strict=True):
+            likelihood, value = drafter.likelihood, trust * promised
             if likelihood * value >= self.least_row:
                 found[drafter] = value
                 most += value * likelihood / (1 - likelihood)  # if all are as likely as the first
@@ -70,8 +70,8 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     sought = batch.costs.doubt <= UNKNOWN and batch.host.allowance.allows(batch.count)
     if sought:
         layered = _may_draft_layers(drafters, batch)
-        sought = bool(layered) or batch.least_row <= LIKELIEST * max(values)
-    shared = SharedRound(batch.count, batch.costs, batch.host, sought=sought)
+        sought = bool(layered) or batch.least_row <= LIKELIEST * batch.host.trust.value * max(values)
+    shared = SharedRound(batch, batch.costs, batch.host, sought=sought)
     verify = batch.verify
     if not sought:
         plain_step = plain_draft(verify)
