@@ -193,7 +193,11 @@ class SharedAllowance:
 
     def allows(self, requests: int) -> bool:
         """Whether drafts are looked for in a batch of this many requests."""
-        return requests in self._left and requests not in self._pausing
+        return self.knows(requests) and requests not in self._pausing
+
+    def knows(self, requests: int) -> bool:
+        """Whether so many requests have played a round."""
+        return requests in self._left
 
     def note(self, requests: int, steps: float, gained: float) -> None:
         """Counts rounds that plain decoding plays in ``steps`` steps, and the steps that drafts gained or lost."""

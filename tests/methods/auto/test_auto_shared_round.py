@@ -179,6 +179,7 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
 def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None:
     """A request whose text begins to repeat gets rows in the next forward, in whichever order requests are asked."""
     drafters = drafters_of(CHEAP, 2)
+    drafters[0]._room, drafters[1]._room = 100, 300
     for drafter in drafters:
         for token in range(100, 130):
             drafter._known.copies.extend([token])
