@@ -345,8 +345,10 @@ def test_auto_expects_what_the_trial_measured_and_drafts_from_what_passed(monkey
     monkeypatch.setattr(preparation, "free_bytes", lambda device: 10)
     target = Target(random_model())
     target.trial = DeviceTrial("a device", runtimes, {8: fast})
+    expected = preparation.expect(target, AutoSettings())
+    assert expected.layers is None
     with pytest.warns(NoCopiesWarning, match="without low-bit copies"):
-        assert preparation.expect(target, AutoSettings()).layers is None
+        preparation.warn_of_memory(expected, AutoSettings())
 
 
 @pytest.mark.usefixtures("accelerator")

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from selfspec.errors import InvalidParameterError
 from selfspec.planning.plans import MOST_DRAFTED
 from selfspec.planning.stopping import DraftPolicy, Outlook
@@ -64,7 +62,7 @@ def predict(
     rows = (step_seconds(shape, device, count, context=context) / whole for count in range(1, MOST_ROWS + 1))
     verify = (0.0, *rows)
     draft = step_seconds(shape, device, bits=bits, context=context) / low
-    outlook = Outlook(np.array([1.0]), np.array([acceptance]))
+    outlook = Outlook([1.0], [acceptance])
     rate, tokens = 1 / verify[1], 1.0
     while True:
         policy = DraftPolicy(outlook, draft, verify, rate, MOST_DRAFTED)

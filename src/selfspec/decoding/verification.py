@@ -276,8 +276,9 @@ class _Run:
         self._conclude(token_ids, None)
         left, found = len(token_ids), list[RunRound]()
         for each in self._rounds:
-            own, left = min(left, len(each.token_ids)), max(0, left - len(each.token_ids))
-            found += [replace(each, token_ids=each.token_ids[:own])] if own else []
+            own = each if left >= len(each.token_ids) else replace(each, token_ids=each.token_ids[:left])
+            left -= len(own.token_ids)
+            found += [own] if own.token_ids else []
         return tuple(found)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from selfspec.decoding.suffixes import KnownText, Match, SuffixAutomaton
 from selfspec.errors import StateError
 from selfspec.planning.plans import MOST_GUESSES, best_guesses
@@ -118,12 +116,13 @@ class AcceptanceRate:
 
     def outlook(self) -> Outlook:
         """What the next tokens will be like, kind by kind of token."""
-        own = np.array(self._visits)
+        visits = self._visits
         if self._shared is not None:
-            shared = np.array(self._shared._visits)
-            own += _SHARED_VISITS * shared / shared.sum()
-        rates = [self._rate(bucket) for bucket in range(len(self._trials))]
-        return Outlook(own / own.sum(), np.array(rates))
+            shared = self._shared._visits
+            each = _SHARED_VISITS / sum(shared)
+            visits = [own + each * its for own, its in zip(visits, shared, strict=True)]
+        total = sum(visits)
+        return Outlook([own / total for own in visits], list(map(self._rate, range(len(visits)))))
 
     def note(self, accepted: bool, value: float = 0.0) -> None:
         """Counts a verified token at a value of the feature."""

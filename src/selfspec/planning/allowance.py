@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 
@@ -34,6 +35,9 @@ TRUST_FADE = 0.25
 
 SHARED_DELTA = 0.005
 """Share of plain decoding's time that a batch may lose by looking for drafts, beside the credit."""
+
+_KEPT = 0.98
+"""Share of what a batch has saved beyond the credit that is still there a step later."""
 
 CREDITED = 48
 """Steps of plain decoding that the credit is for; of later ones a request may lose a share."""
@@ -177,8 +181,10 @@ class PlanningTime:
 class SharedAllowance:
     """What looking for drafts in batches may still lose, in steps of plain decoding, by the number of requests.
 
-    A round adds what its drafts saved, minus what it took more than a step, and a small share of a step. Where nothing
-    is left, drafts are not looked for until half of the credit has come back. It lasts over batches.
+    A round adds what its drafts saved, minus what it took more than a step, and a small share of a step. What was saved
+    beyond the credit is forgotten with time. Where nothing is left, drafts are not looked for until half of the credit
+    has come back. Nor are they before a first round of so many requests, which says what plain decoding takes. It lasts
+    over batches.
     """
 
     def __init__(self) -> None:
@@ -187,11 +193,18 @@ class SharedAllowance:
 
     def allows(self, requests: int) -> bool:
         """Whether drafts are looked for in a batch of this many requests."""
-        return requests not in self._pausing
+        return self.knows(requests) and requests not in self._pausing
+
+    def knows(self, requests: int) -> bool:
+        """Whether so many requests have played a round."""
+        return requests in self._left
 
     def note(self, requests: int, steps: float, gained: float) -> None:
         """Counts rounds that plain decoding plays in ``steps`` steps, and the steps that drafts gained or lost."""
-        left = self._left[requests] = min(CREDIT, self._left.get(requests, CREDIT) + gained + SHARED_DELTA * steps)
+        left = self._left.get(requests, CREDIT) + gained + SHARED_DELTA * steps
+        if left > CREDIT:
+            left = CREDIT + (left - CREDIT) * _KEPT**steps
+        self._left[requests] = left
         if left <= 0:
             self._pausing.add(requests)
         elif left >= CREDIT / 2:
@@ -203,10 +216,11 @@ class HostTime:
 
     Attributes:
         allowance: what drafts of batches may still lose.
+        trust: in what their accepted tokens promise to save, in steps.
     """
 
     def __init__(self) -> None:
-        self.allowance = SharedAllowance()
+        self.allowance, self.trust = SharedAllowance(), Trust()
         self._known, self._layers, self._plain = PlanningTime(), PlanningTime(), PlanningTime()
 
     @property
@@ -235,34 +249,40 @@ class HostTime:
 class SharedRound:
     """Collects the timings of a batch's requests and updates the costs of the target's forward once."""
 
-    def __init__(self, requests: int, verify: LiveCosts, host: HostTime, *, sought: bool = True) -> None:
-        self._sought = sought
-        self._missing = self._requests = requests
+    def __init__(self, step: SharedStep, verify: LiveCosts, host: HostTime, *, sought: bool = True) -> None:
+        self._sought, self._step = sought, step
+        self._missing = self._requests = step.count
         self._verify, self._host = verify, host
         self._rows: list[Sequence[int]] = []
-        self._seconds = self._saved = 0.0
+        self._written = self._before = self._after = 0
+        self._seconds = self._promised = self._drafting = 0.0
         self._forwards: dict[LiveCosts, list[Sequence[int]]] = {}
 
     def note(
         self,
         rows: Sequence[int],
+        tokens: int,
+        room: int,
         verify_seconds: float,
         draft_seconds: float = 0.0,
         forwards: Sequence[int] = (),
         draft: LiveCosts | None = None,
         *,
         host_seconds: float = 0.0,
-        saved: float = 0.0,
+        value: float = 0.0,
     ) -> None:
         """Adds one request's rows in each verification and its shares of the time; the last one updates the costs.
 
-        ``forwards`` are the rows of each forward of its layer draft, whose costs are ``draft``; ``saved`` are the
-        seconds that its accepted tokens save.
+        It wrote ``tokens`` and may write ``room`` more. ``forwards`` are the rows of each forward of its layer draft,
+        whose costs are ``draft``; ``value`` are the seconds that each of its tokens beyond the first was to save.
         """
         self._missing -= 1
         self._rows.append(rows)
+        self._written += tokens - len(rows)
+        self._before, self._after = max(self._before, room + tokens), max(self._after, room)
         self._seconds += host_seconds
-        self._saved += saved - draft_seconds
+        self._drafting += draft_seconds
+        self._promised += value * (tokens - len(rows))
         if draft is not None and forwards:
             self._forwards.setdefault(draft, []).append(forwards)
         if self._missing:
@@ -277,11 +297,19 @@ class SharedRound:
             costs.note(_together(many), self._requests * draft_seconds)
 
     def _note_gain(self, verified: Sequence[int]) -> None:
-        """Counts what the drafts gained, by what rows cost, not by what they took in these rounds."""
+        """Counts what the drafts gained, by what rows cost, not by what they took in these rounds.
+
+        What counts as saved is what the request with most left has saved, not what each might: where drafts are right
+        for some requests only, the others end no sooner.
+        """
         step, gained = self._verify(self._requests), 0.0
         if self._sought:
             rows = sum(max(0.0, self._verify(each) - step) for each in verified)
-            gained = self._saved - rows - max(0.0, self._seconds - len(verified) * self._host.of_plain)
+            ahead = max(0, self._before - self._after - len(verified))
+            saved = self._step.saved(self._written, ahead)
+            host = max(0.0, self._seconds - len(verified) * self._host.of_plain)
+            gained = saved - rows - self._drafting - host
+            self._host.trust.note(self._promised / step, saved / step)
         self._host.allowance.note(self._requests, len(verified), gained / step)
 
 

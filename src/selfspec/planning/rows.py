@@ -1,6 +1,6 @@
 """What fills the rows of a verification for which no layers draft: known tokens, and probes for the next round."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
@@ -50,8 +50,9 @@ def gain_of_guess(outlook: Outlook, row: float, rate: float) -> float:
 
     It is verified where it is likelier than what the row's time is worth; ``outlook`` is that of guesses.
     """
-    kinds: Iterable[tuple[float, float]] = zip(outlook.weights.tolist(), outlook.acceptances.tolist(), strict=True)
-    return sum(weight * max(0.0, acceptance - rate * row) for weight, acceptance in kinds)
+    least = rate * row
+    kinds = zip(outlook.weights, outlook.acceptances, strict=True)
+    return sum(weight * (acceptance - least) for weight, acceptance in kinds if acceptance > least)
 
 
 def fill_rows(known: Known, verify: CostTable, rate: float, longest: float, gain: float, trust: float) -> FilledRows:

@@ -8,7 +8,7 @@ from selfspec.planning.plans import MOST_DRAFTED
 from selfspec.planning.rows import share_rows
 from selfspec.runtimes.costs.live import LiveCosts
 
-_SPREAD = 0.25
+_SPREAD = 0.1
 """Share of the rounds that are left for which it is not known which text ends last."""
 
 
@@ -30,8 +30,9 @@ class SharedStep:
         self._costs, self._of_drafts = costs, of_drafts
         self._step = costs(count)
         self.share = self._step / count
-        row = self._step - costs(count - 1) if count > 1 else self._step
+        row = (self._step - costs(1)) / (count - 1) if count > 1 else self._step  # as texts end, fewer are left
         self._row = min(self.share, max(0.0, row))
+        self._rest = self._step - count * self._row
         self._added = {0: 0.0}
 
     def added(self, rows: int) -> float:
@@ -63,8 +64,17 @@ class SharedStep:
         """
         most = max(left)
         chances = [math.exp((own - most) / (_SPREAD * most)) for own in left]
-        rest = (self._step - self.count * self._row) / sum(chances)
+        rest = self._rest / sum(chances)
         return [self._row + rest * chance for chance in chances]
+
+    def saved(self, written: int, ahead: int) -> float:
+        """Seconds that tokens beyond the first of each round have saved for certain.
+
+        Args:
+            written: by all texts together; each saves its row of a later step.
+            ahead: by the text that has most left to write; each saves the rest of a step.
+        """
+        return self._row * written + self._rest * ahead
 
     def lengths(
         self, survivals: Sequence[Sequence[float]], spare: Sequence[float], values: Sequence[float]

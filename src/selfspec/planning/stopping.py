@@ -1,8 +1,9 @@
 """When a layer draft ends: by the best that can still be reached, not by what the next token alone brings."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +22,21 @@ _MATCHED = 1e-9
 class Outlook:
     """What the next tokens of a layer draft will be like: kinds of tokens, each as likely as its ``weight``.
 
-    A token of a kind is accepted with its ``acceptance`` if all before it are. Both are ``[kinds]``; weights add up
-    to 1.
+    A token of a kind is accepted with its ``acceptance`` if all before it are. Weights add up to 1.
     """
 
-    weights: npt.NDArray[np.float64]
-    acceptances: npt.NDArray[np.float64]
+    weights: Sequence[float]
+    acceptances: Sequence[float]
 
     @property
     def mean(self) -> float:
         """The probability that the next token is accepted if all before it are."""
-        return float(self.weights @ self.acceptances)
+        return float(sum(map(mul, self.weights, self.acceptances)))
 
     def near(self, other: "Outlook", tolerance: float) -> bool:
         """Whether decisions by one of the two are as good by the other."""
-        weights = zip(self.weights.tolist(), other.weights.tolist(), strict=True)
-        acceptances = zip(self.acceptances.tolist(), other.acceptances.tolist(), strict=True)
+        weights = zip(self.weights, other.weights, strict=True)
+        acceptances = zip(self.acceptances, other.acceptances, strict=True)
         return bool(
             sum(abs(own - its) for own, its in weights) < tolerance
             and max(abs(own - its) for own, its in acceptances) < tolerance
@@ -92,7 +92,7 @@ class DraftPolicy:
 def _expectation(outlook: Outlook) -> npt.NDArray[np.float64]:
     """The matrix that takes a function of the survival, on the grid, to its mean after one more token."""
     size, moves = len(_GRID), [0.0] * (2 * len(_GRID))  # the share that moves so far down, from none at ``size`` on
-    for weight, acceptance in zip(outlook.weights.tolist(), outlook.acceptances.tolist(), strict=True):
+    for weight, acceptance in zip(outlook.weights, outlook.acceptances, strict=True):
         if acceptance < _LEAST:
             continue
         down = math.floor(math.log(acceptance) / _STRIDE + _MATCHED)  # the same from everywhere on a geometric grid

@@ -33,6 +33,7 @@ from selfspec.planning.plans import (
     with_caution,
 )
 from selfspec.planning.rows import Known, fill_rows
+from selfspec.planning.sharing import SharedStep
 from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
@@ -75,13 +76,21 @@ def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
 
 def test_the_last_request_to_report_moves_the_costs() -> None:
     verify, draft = LiveCosts(LINEAR), LiveCosts(RowCosts((1, 8), (0.5, 4.0)))
-    shared = SharedRound(3, verify, HostTime())
-    shared.note([1], 2 * 6.0 / 3)
-    shared.note([3], 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
+    shared = SharedRound(SharedStep(3, verify), verify, HostTime())
+    shared.note([1], 1, 9, 2 * 6.0 / 3)
+    shared.note([3], 1, 9, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
     assert (verify.factor, draft.factor) == (1.0, 1.0)
-    shared.note([2], 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
+    shared.note([2], 1, 9, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
     assert verify.factor > 1.0, "six rows took twice as long"
     assert draft.factor == pytest.approx(1.0), "forwards of 2, 5 and 1 rows took what eight rows take"
+
+
+def after_plain_rounds() -> HostTime:
+    """Of batches that have been decoded plainly once, so that drafts are looked for."""
+    host = HostTime()
+    for requests in range(2, 9):
+        host.allowance.note(requests, 1, 0.0)
+    return host
 
 
 def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
@@ -100,8 +109,13 @@ def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[Au
     return [AutoDrafter(prefill, experience, verify, choice, 0.02) for _ in range(count)]
 
 
+def shared_round(drafters: list[AutoDrafter]) -> SharedRound:
+    costs = drafters[0].verify_costs
+    return SharedRound(SharedStep(len(drafters), costs), costs, HostTime())
+
+
 def parts_of(drafters: list[AutoDrafter], host: HostTime | None = None) -> list[str]:
-    return [draft.name for draft in plan_together(drafters, host) if draft.name is not None]
+    return [draft.name for draft in plan_together(drafters, host or after_plain_rounds()) if draft.name is not None]
 
 
 def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> None:
@@ -153,7 +167,7 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     verify = drafters[0].verify_costs.now(2)
     assert drafters[0].layers_may_gain(0.6)
     assert not drafters[0].layers_may_gain(least_acceptance_of_layers(verify, costs.now(2)))
-    drafters[0].begin(Round(2, 1, verify, verify, None, SharedRound(2, drafters[0].verify_costs, HostTime())))
+    drafters[0].begin(Round(2, 1, verify, verify, None, shared_round(drafters)))
     drafters[0].offer()
     drafters[0].take(0, verify[1], verify[1])
     assert drafters[0].or_layers(2) is None, "each forward of this draft takes as long as a step"
@@ -165,10 +179,11 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
 def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None:
     """A request whose text begins to repeat gets rows in the next forward, in whichever order requests are asked."""
     drafters = drafters_of(CHEAP, 2)
+    drafters[0]._room, drafters[1]._room = 100, 300
     for drafter in drafters:
         for token in range(100, 130):
             drafter._known.copies.extend([token])
-    drafts = plan_together(drafters)
+    drafts = plan_together(drafters, after_plain_rounds())
     assert [draft.name for draft in drafts] == ["plain", "plain"]
     laters = []
     for draft, tokens in zip(drafts, ((200,), (100, 101, 102, 103)), strict=True):
@@ -202,7 +217,7 @@ def test_a_batch_verifies_known_tokens_in_runs(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> None:
-    host = HostTime()
+    host = after_plain_rounds()
     for _ in range(20):
         host.note(0.1, sought=False, drafted=False)
         host.note(0.12, drafted=True)
@@ -236,7 +251,7 @@ def test_a_request_without_known_tokens_waits_for_one_that_has_many() -> None:
     drafters = drafters_of(CHEAP, 2)
     for token in range(100, 130):
         drafters[1]._known.copies.extend([token])
-    drafts = plan_together(drafters)
+    drafts = plan_together(drafters, after_plain_rounds())
     assert [draft.name for draft in drafts] == ["copies", "plain"]
     assert isinstance(drafts[0], TokenDraft)
     assert len(drafts[0].token_ids) > 3

@@ -31,6 +31,7 @@ from selfspec.planning.allowance import (
 from selfspec.planning.plans import MOST_GUESSES, Plan, best_guesses, most_that_fits, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
 from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.run_head import MtpText
 from selfspec.types import PhaseSeconds
 
@@ -80,22 +81,21 @@ class AutoDrafter(Drafter):
         """What drafts the next round of this request alone."""
         began = self._clock()
         self._known.catch_up()
-        forwards = self.verify_costs.now()
-        verify = self._overhead.added_to(forwards, self._planning.mean)
-        follow = self._follow if self.verify_costs.doubt <= UNKNOWN else None
-        known = verify
-        if self._runs and follow is not None:
-            known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean)
+        forwards, certain = self.verify_costs.now(), self.verify_costs.doubt <= UNKNOWN
+        follow, runs = self._follow if certain else None, self._runs and certain
+        known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean) if runs else ()
+        if runs and self._layers is None:  # no round is alone
+            verify: CostTable = [0.0, forwards[1] + self._overhead.step, *known[2:]]
+        else:
+            verify = self._overhead.added_to(forwards, self._planning.mean)
+        known = known or verify
         layers_follow = follow is not None and self.mtp_text is not None
         self._round = planned = Round(1, 1, verify, known, follow, None, layers_follow, verify[1])
         self._followed = 0
-        self._known.mask_embeddings.choose()
         longest = self.longest(verify[1])
-        draft: Draft
-        if longest <= known[2] or self.verify_costs.doubt > UNKNOWN:
-            draft = planned.plain(held_back=True)
-        else:
-            draft = self._best(planned, longest)
+        draft = planned.plain(held_back=True) if longest <= known[2] or not certain else self._best(planned, longest)
+        if planned.gain:
+            self._known.mask_embeddings.choose()
         self._planned += self._clock() - began - planned.preparing
         return draft
 
@@ -280,7 +280,8 @@ class AutoDrafter(Drafter):
             self._forget(faded(committed))
             seconds = feedback.seconds
             host = seconds.select + seconds.other + self._clock() - began
-            planned.shared.note([1] * len(committed), seconds.verify, seconds.draft, host_seconds=host)
+            tokens = len(committed)
+            planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
             return
         self._runs = self._runs and (planned.follow is None or planned.shared is not None)
         self._known.extend(committed)
@@ -304,9 +305,10 @@ class AutoDrafter(Drafter):
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
             host = seconds.select + seconds.other + self._clock() - began
-            saved = planned.value * (len(committed) - 1)
-            costs = self.layer_costs
-            planned.shared.note([rows], seconds.verify, seconds.draft, made, costs, host_seconds=host, saved=saved)
+            tokens, costs, value = len(committed), self.layer_costs, planned.value
+            planned.shared.note(
+                [rows], tokens, self._room, seconds.verify, seconds.draft, made, costs, host_seconds=host, value=value
+            )
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft."""
@@ -347,13 +349,14 @@ class AutoDrafter(Drafter):
         """Learns from the last round of a run, and from the time that all took."""
         self._runs = True
         if rest := feedback.acceptance.token_ids[self._followed :]:
-            self.learn_of_run(replace(feedback.run[-1], token_ids=rest))
+            last = feedback.run[-1]
+            self.learn_of_run(last if len(rest) == len(last.token_ids) else replace(last, token_ids=rest))
         self._known.read_run(feedback.run[-1])
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
             host = seconds.select + seconds.other + self._clock() - began
-            saved = planned.value * (len(feedback.acceptance.token_ids) - len(rows))
-            planned.shared.note(rows, seconds.verify, host_seconds=host, saved=saved)
+            tokens, value = len(feedback.acceptance.token_ids), planned.value
+            planned.shared.note(rows, tokens, self._room, seconds.verify, host_seconds=host, value=value)
             return
         self.verify_costs.note(rows, seconds.verify)
         drafted = sum(len(each.confidences) for each in feedback.run)

@@ -1,6 +1,5 @@
 """``auto``: picks the fastest drafting strategy in every round; the default."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
-from selfspec.methods.auto.preparation import AutoSettings, Preparation, expect, prepare
+from selfspec.methods.auto.preparation import AutoSettings, Preparation, expect, prepare, warn_of_memory
 from selfspec.methods.auto.sources import MTP, HeadChoice, LayerChoice, find_head
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Trial
@@ -68,9 +67,9 @@ class Auto(Method):
 
     def __init__(self, target: Target, settings: AutoSettings) -> None:
         super().__init__(target, settings)
-        self._lock = threading.Lock()
-        self._ready: _Ready | None = None
         self._head = find_head(target)
+        self._ready = _Ready(target, expect(target, settings), self._head)
+        self._warned = False
 
     @property
     def needs(self) -> Needs:
@@ -80,7 +79,10 @@ class Auto(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        ready = self._get_ready()
+        ready = self._ready
+        if not self._warned:
+            self._warned = True
+            warn_of_memory(ready.preparation, self.settings)
         kind = "sampled" if prefill.probe.samples else "greedy"
         layers, mask_embeddings = ready.layers[kind], ready.mask_embeddings.of_request(prefill.prompt_ids)
         return AutoDrafter(
@@ -96,18 +98,18 @@ class Auto(Method):
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
         """What drafts the next round of several requests, whose rows share a forward."""
         assert all(isinstance(drafter, AutoDrafter) for drafter in drafters)
-        return plan_together([each for each in drafters if isinstance(each, AutoDrafter)], self._get_ready().host)
+        return plan_together([each for each in drafters if isinstance(each, AutoDrafter)], self._ready.host)
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures costs and chooses the layer draft; uses the kept result if there is one."""
         prepared = prepare(self.target, self.settings, progress)
         costs = None if self._head is None else measure_row_costs(self._head.own, (0, 1))
-        with self._lock:
-            self._ready = _Ready(self.target, prepared, self._head, costs, copies_made=True)
+        self._ready = _Ready(self.target, prepared, self._head, costs, copies_made=True)
+        self._warned = True
 
     def state(self) -> LearnedState:
         """The acceptance of drafts, and the layer draft that it is of. What this machine costs is not part of it."""
-        ready = self._get_ready()
+        ready = self._ready
         learned = {kind: _to_lists(ready.experience[kind]) for kind in _KINDS}
         return LearnedState({_LAYER_DRAFT: ready.layer_draft, **learned})
 
@@ -117,7 +119,7 @@ class Auto(Method):
         Another machine may draft with other layers or bits: then the acceptance of its own layer draft stays as it is,
         and that of copies, which is the model's alone, is loaded.
         """
-        ready = self._get_ready()
+        ready = self._ready
         if set(state.values) != {_LAYER_DRAFT, *_KINDS}:
             raise StateError("this state has no acceptance of auto; give another file, or start without it")
         for kind in _KINDS:
@@ -125,12 +127,6 @@ class Auto(Method):
         same_layers = state.values[_LAYER_DRAFT] == ready.layer_draft
         for kind in _KINDS:
             _restore(ready.experience[kind], state.values[kind], layers=same_layers)
-
-    def _get_ready(self) -> "_Ready":
-        with self._lock:
-            if self._ready is None:
-                self._ready = _Ready(self.target, expect(self.target, self.settings), self._head)
-            return self._ready
 
 
 class _Ready:
@@ -145,7 +141,8 @@ class _Ready:
         *,
         copies_made: bool = False,
     ) -> None:
-        self.trial = trial = preparation.layers
+        self.preparation, self.trial = preparation, preparation.layers
+        trial = self.trial
         doubt = _MEASURED if preparation.measured else _ESTIMATED
         self.verify = LiveCosts(preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape)
         self.host = HostTime()

@@ -39,7 +39,7 @@ class Round:
     shared: SharedRound | None
     layers_follow: bool = False  # rounds with a layer draft may be a part of a run
     step: float = 0.0  # seconds of a plain step, or of its share
-    value: float = 0.0  # in a batch: seconds that a token beyond the first saves
+    value: float = 0.0  # in a batch: seconds that a token beyond the first promises to save
     seconds: float | None = None  # of the round, where they are not those of its rows alone
     name: str = PLAIN
     expected: float = 1.0  # tokens

@@ -90,15 +90,13 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
         if not kept.verify.disturbed:
             kept_file(target, _FOLDER).write({"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
     kept = _with_copies(target, kept, progress)
-    _warn(kept, settings)
+    warn_of_memory(kept, settings)
     return kept
 
 
 def expect(target: Target, settings: AutoSettings) -> Preparation:
     """The kept result if there is one, else estimates: nothing is measured or made, so that no answer waits."""
-    expected = _read(target, settings) or _estimate(target, settings)
-    _warn(expected, settings)
-    return expected
+    return _read(target, settings) or _estimate(target, settings)
 
 
 def _estimate(target: Target, settings: AutoSettings) -> Preparation:
@@ -143,7 +141,8 @@ def _row_costs(tried: Tried) -> RowCosts:
     return RowCosts(tuple(tried.seconds), tuple(tried.seconds.values()))
 
 
-def _warn(preparation: Preparation, settings: AutoSettings) -> None:
+def warn_of_memory(preparation: Preparation, settings: AutoSettings) -> None:
+    """Says that there is no memory for low-bit weights, unless the settings ask for none."""
     if preparation.lacking_bytes and settings.memory_limit != 0:
         text = _complaint(preparation.lacking_bytes, settings.memory_limit)
         warnings.warn(text, NoCopiesWarning, stacklevel=3)

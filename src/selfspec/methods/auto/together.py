@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import repeat
 
 from selfspec.decoding.draft import Draft, Follow, Later, NoDraft, RunRound, TokenDraft
 from selfspec.methods.auto.drafter import AutoDrafter
@@ -14,6 +15,9 @@ from selfspec.planning.plans import least_acceptance_of_layers, with_caution
 from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
+
+_FIRST_ROUNDS = 4
+"""Rounds of the first batch of so many requests that time plain decoding."""
 
 
 class _Batch(SharedStep):
@@ -36,7 +40,7 @@ class _Batch(SharedStep):
         return [*verify[:2], *(seconds + more for seconds in verify[2:])]
 
     def values_of(self, drafters: Sequence[AutoDrafter]) -> list[float]:
-        """Seconds that a known token of each request saves."""
+        """Seconds that a known token of each request promises to save."""
         return self.values([drafter.rounds_left for drafter in drafters])
 
     def promising(self, drafters: Sequence[AutoDrafter]) -> dict[AutoDrafter, float]:
@@ -44,9 +48,9 @@ class _Batch(SharedStep):
 
         There are none where all of them together cannot pay for the host's time.
         """
-        found, most = {}, 0.0
-        for drafter, value in zip(drafters, self.values_of(drafters), strict=True):
-            likelihood = drafter.likelihood
+        found, most, trust = {}, 0.0, self.host.trust.value
+        for drafter, promised in zip(drafters, self.values_of(drafters), strict=True):
+            likelihood, value = drafter.likelihood, trust * promised
             if likelihood * value >= self.least_row:
                 found[drafter] = value
                 most += value * likelihood / (1 - likelihood)  # if all are as likely as the first
@@ -70,13 +74,15 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     sought = batch.costs.doubt <= UNKNOWN and batch.host.allowance.allows(batch.count)
     if sought:
         layered = _may_draft_layers(drafters, batch)
-        sought = bool(layered) or batch.least_row <= LIKELIEST * max(values)
-    shared = SharedRound(batch.count, batch.costs, batch.host, sought=sought)
+        sought = bool(layered) or batch.least_row <= LIKELIEST * batch.host.trust.value * max(values)
+    shared = SharedRound(batch, batch.costs, batch.host, sought=sought)
     verify = batch.verify
     if not sought:
         plain_step = plain_draft(verify)
-        plain_step = replace(plain_step, follow=lambda _: plain_step)
-        return [drafter.plan_nothing(plain_step, shared) for drafter in drafters]
+        times = None if batch.host.allowance.knows(batch.count) else _FIRST_ROUNDS - 1
+        again = [_repeated(plain_step, times) for _ in drafters]
+        plains = [replace(plain_step, follow=follow) for follow in again]
+        return [drafter.plan_nothing(own, shared) for drafter, own in zip(drafters, plains, strict=True)]
     run = _Run(batch)
     for drafter, value in zip(drafters, values, strict=True):
         drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share, value=value))
@@ -88,6 +94,12 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
             break
         layered = list(found)  # fewer share the draft's forwards than was assumed: some may choose differently
     return [drafts[drafter] for drafter in drafters]
+
+
+def _repeated(step: NoDraft, times: int | None) -> Follow:
+    """Follows a step by so many of the same; without end by default."""
+    steps = repeat(step) if times is None else repeat(step, times)
+    return lambda _: next(steps, None)
 
 
 def _may_draft_layers(drafters: Sequence[AutoDrafter], batch: _Batch) -> list[AutoDrafter]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
@@ -179,7 +178,7 @@ def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> l
 
 def _promising(trial: Trial, verify: RowCosts) -> Trial:
     """The trial with the tokens per second of rounds that it drafts."""
-    outlook, costs = Outlook(np.ones(1), np.array([trial.agreement])), verify.table()
+    outlook, costs = Outlook([1.0], [trial.agreement]), verify.table()
     rate, promised = 0.0, 1 / costs[1]
     while promised > 1.001 * rate:  # the pace that such rounds keep up is what their seconds are worth
         rate = promised
