@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "forward.h"
+#include "packing.h"
 
 namespace {
 

@@ -15,6 +15,10 @@ constexpr long BLOCK = 32;  // inputs of a block
 constexpr long TILE = 16;   // weight rows side by side
 constexpr int GROUPS = 8;   // of four inputs in a block
 
+// Vectors of weight rows that are multiplied together, and their weight rows: with AVX2 all of a tile, so that an input is
+// loaded once for them.
+constexpr int SIDES = LANES == 8 ? 2 : 1, JOINT = SIDES * LANES;
+
 using Ints = Vector<LANES>::Ints;
 using Shorts = Vector<LANES>::Shorts;
 
@@ -27,36 +31,15 @@ template <int BITS> struct Codes {
     static constexpr long plane = TILE * BLOCK / 8;  // bytes of one bit of all codes
     static constexpr long pairs_at = part(4) * plane, single_at = (part(4) + part(2)) * plane;
 
-    // The codes of a block for LANES weight rows from ``first`` on, by group.
-    static void read(const uint8_t* from, int first, Words (&to)[GROUPS]) {
+    // The codes of a group of a block for LANES weight rows from ``first`` on.
+    static Words read(const uint8_t* from, int first, int group) {
         const auto vector = [&](long at) { return load<Words>(from + at + 4 * first); };
-        if (BITS == 8) {
-#pragma GCC unroll 8
-            for (int group = 0; group < GROUPS; group++) to[group] = vector(64 * group);
-            return;
-        }
-        if (part(4))
-#pragma GCC unroll 4
-            for (int group = 0; group < 4; group++) {
-                const Words both = vector(64 * group);
-                to[group] = both & 0x0f0f0f0fu, to[group + 4] = both >> 4 & 0x0f0f0f0fu;
-            }
-        if (part(2))
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; half++) {
-                const Words four = vector(pairs_at + 64 * half);
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) {
-                    const Words bits = shifted(four, part(4) - 2 * i) & 0x03030303u << part(4);
-                    to[4 * half + i] = part(4) ? to[4 * half + i] | bits : bits;
-                }
-            }
-        if (part(1)) {
-            const Words eight = vector(single_at);
-#pragma GCC unroll 8
-            for (int group = 0; group < GROUPS; group++)
-                to[group] |= shifted(eight, BITS - 1 - group) & 0x01010101u << (BITS - 1);
-        }
+        if (BITS == 8) return vector(64 * group);
+        Words codes = {};
+        if (part(4)) codes = vector(64 * (group % 4)) >> group / 4 * 4 & 0x0f0f0f0fu;
+        if (part(2)) codes |= shifted(vector(pairs_at + 64 * (group / 4)), part(4) - group % 4 * 2) & 0x03030303u << part(4);
+        if (part(1)) codes |= shifted(vector(single_at), BITS - 1 - group) & 0x01010101u << (BITS - 1);
+        return codes;
     }
 
     // Stores the codes of a block, words by group and weight row.

@@ -32,53 +32,62 @@ template <int BITS, int UNIT, int SCALED, int OFFSET, long HEAD> struct FormatBa
     static constexpr bool has_minimum = false, looks_up = false, is_symmetric = false, is_float = false;
 };
 
-// What is read of the head of a unit for LANES weight rows from ``first`` on: scale(index) and, where there are any,
-// minimum(index).
+// Numbers of JOINT weight rows.
+struct Numbers {
+    Floats of[SIDES];
+    template <class Function> explicit Numbers(const Function& read) {
+#pragma GCC unroll 2
+        for (int side = 0; side < SIDES; side++) of[side] = read(side * LANES);
+    }
+    template <class T> explicit Numbers(const T* from) : Numbers([=](int at) { return widen(from + at); }) {}
+};
+// What is read of the head of a unit for JOINT weight rows from ``first`` on: scale(index, side) and, where there are any,
+// minimum(index, side).
 struct OneScale {
-    const Floats only;
-    Floats scale(int) const { return only; }
+    const Numbers only;
+    Floats scale(int, int side) const { return only.of[side]; }
 };
 struct TwoNumbers {
-    const uint8_t* head;
     int first;
-    const Floats number, other;
+    const Numbers number, other;
     TwoNumbers(const uint8_t* head, int first)
-        : head(head), first(first), number(widen(reinterpret_cast<const f16*>(head) + first)),
-          other(widen(reinterpret_cast<const f16*>(head) + TILE + first)) {}
+        : first(first), number(reinterpret_cast<const f16*>(head) + first),
+          other(reinterpret_cast<const f16*>(head) + TILE + first) {}
+    Floats scaled(const Numbers& numbers, const uint8_t* integers, int index, int side) const {
+        return numbers.of[side] * widen(integers + index * TILE + first + side * LANES);
+    }
 };
 
 // One scale a group.
 template <int BITS, int GROUP> struct Symmetric : FormatBase<BITS, GROUP, GROUP, 1 << (BITS - 1), 2 * TILE> {
     static constexpr bool is_symmetric = true;
     struct Scales : OneScale {
-        Scales(const uint8_t* head, int first) : OneScale{widen(reinterpret_cast<const bf16*>(head) + first)} {}
+        Scales(const uint8_t* head, int first) : OneScale{Numbers(reinterpret_cast<const bf16*>(head) + first)} {}
     };
 };
 template <int BITS, int OFFSET> struct Scaled : FormatBase<BITS, 32, 32, OFFSET, 2 * TILE> {
     struct Scales : OneScale {
-        Scales(const uint8_t* head, int first) : OneScale{widen(reinterpret_cast<const f16*>(head) + first)} {}
+        Scales(const uint8_t* head, int first) : OneScale{Numbers(reinterpret_cast<const f16*>(head) + first)} {}
     };
 };
 // One scale and one minimum a block.
 template <int BITS> struct Shifted : FormatBase<BITS, 32, 32, 0, 4 * TILE> {
     static constexpr bool has_minimum = true;
-    struct Scales : OneScale {
-        const Floats least;
-        Scales(const uint8_t* head, int first)
-            : OneScale{widen(reinterpret_cast<const f16*>(head) + first)},
-              least(-widen(reinterpret_cast<const f16*>(head) + TILE + first)) {}
-        Floats minimum(int) const { return least; }
+    struct Scales : TwoNumbers {
+        using TwoNumbers::TwoNumbers;
+        Floats scale(int, int side) const { return number.of[side]; }
+        Floats minimum(int, int side) const { return -other.of[side]; }
     };
 };
 // One scale of 32 bits and one zero point a group, which counts from the offset.
 template <int BITS, int GROUP> struct Grid : FormatBase<BITS, GROUP, GROUP, 1 << (BITS - 1), 5 * TILE> {
     static constexpr bool has_minimum = true;
     struct Scales : OneScale {
-        const Floats least;
+        const Numbers zero;
         Scales(const uint8_t* head, int first)
-            : OneScale{load<Floats>(head + 4 * first)},
-              least(only * widen(reinterpret_cast<const int8_t*>(head) + 4 * TILE + first)) {}
-        Floats minimum(int) const { return least; }
+            : OneScale{Numbers(reinterpret_cast<const float*>(head) + first)},
+              zero(reinterpret_cast<const int8_t*>(head) + 4 * TILE + first) {}
+        Floats minimum(int, int side) const { return only.of[side] * zero.of[side]; }
     };
 };
 // Integers of six bits that scale two numbers, a block each: the low four bits of the last four are in the last four bytes,
@@ -97,21 +106,21 @@ template <int BITS> struct SixBits : FormatBase<BITS, 256, 32, 0, 16 * TILE> {
                 minima[i + HALF] = uint8_t(both[i] >> 4 | (high[i] >> 2 & 48));
             }
         }
-        Floats scale(int index) const { return number * widen(scales + index * TILE + first); }
-        Floats minimum(int index) const { return other * widen(minima + index * TILE + first); }
+        Floats scale(int index, int side) const { return scaled(number, scales, index, side); }
+        Floats minimum(int index, int side) const { return scaled(other, minima, index, side); }
     };
 };
 // Integers of eight bits that scale one number.
 template <int BITS, int SCALED, int OFFSET>
 struct EightBits : FormatBase<BITS, 256, SCALED, OFFSET, (2 + 256 / SCALED) * TILE> {
     struct Scales {
-        const uint8_t* head;
-        int first;
-        const Floats number;
+        const int8_t* integers;
+        const Numbers number;
         Scales(const uint8_t* head, int first)
-            : head(head), first(first), number(widen(reinterpret_cast<const f16*>(head) + first)) {}
-        Floats scale(int index) const {
-            return number * widen(reinterpret_cast<const int8_t*>(head) + (2 + index) * TILE + first);
+            : integers(reinterpret_cast<const int8_t*>(head) + 2 * TILE + first),
+              number(reinterpret_cast<const f16*>(head) + first) {}
+        Floats scale(int index, int side) const {
+            return number.of[side] * widen(integers + index * TILE + side * LANES);
         }
     };
 };
@@ -125,8 +134,8 @@ struct FourBits : FormatBase<2, 256, 16, 0, 20 * TILE> {
 #pragma omp simd
             for (int i = 0; i < 16 * TILE; i++) scales[i] = both[i] & 15, minima[i] = both[i] >> 4;
         }
-        Floats scale(int index) const { return number * widen(scales + index * TILE + first); }
-        Floats minimum(int index) const { return other * widen(minima + index * TILE + first); }
+        Floats scale(int index, int side) const { return scaled(number, scales, index, side); }
+        Floats minimum(int index, int side) const { return scaled(other, minima, index, side); }
     };
 };
 // Codes that are places in a table of 16 values, to which 128 has been added.
@@ -145,7 +154,8 @@ struct Microscaled : FormatBase<4, 32, 32, 128, TILE> {
     static constexpr bool looks_up = true;
     static constexpr uint8_t values[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
     struct Scales : OneScale {
-        Scales(const uint8_t* head, int first) : OneScale{half_powers(head + first)} {}
+        Scales(const uint8_t* head, int first)
+            : OneScale{Numbers([=](int at) { return half_powers(head + first + at); })} {}
     };
 };
 // Numbers as they are.

@@ -49,7 +49,7 @@ _CUDA_INPUTS = 16 * _CUDA_TILES
 """Inputs of a product of 4 bits on CUDA are a multiple of this."""
 
 _STEPS = (0, -3, -2, -1, 1, 2, 3)
-"""Which scales are tried, in steps of 0.3 of an integer; see ``packed.h``."""
+"""Which scales are tried, in steps of 0.3 of an integer; see ``packing.h``."""
 
 
 class LowBitCopies:
@@ -349,7 +349,7 @@ class TorchLowBitProduct(Product):
 def round_to_integers(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric integers, int32 ``[outputs, inputs]``, and scales, bfloat16 ``[outputs, groups]``, of weights.
 
-    Of several scales a group has that of least squared error; see ``packed.h``.
+    Of several scales a group has that of least squared error; see ``packing.h``.
     """
     values = weight.float().view(len(weight), -1, group)
     lowest = -(1 << (bits - 1))

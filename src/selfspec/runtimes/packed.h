@@ -1,38 +1,20 @@
 // rows * weights of few bits (formats.h).
 //
-// A block of a row is multiplied as integers that share a scale. Their number of bits is that of a target's arithmetic: 24
-// for float32 rows; 16 for bfloat16 rows, in which the values of a block that are at least 2^-7 of its largest are exact
-// and the others are rounded to 2^-15 of it; 8 where activations are asked to be that. Sums of a block are integers, so that
+// A block of a row is multiplied as integers that share a scale (row_blocks.h). Sums of a block are integers, so that
 // they are the same on every processor, and rows are independent of each other.
 //
 // Where a processor multiplies bytes, an integer is split into planes of 8 bits with a sign, which are summed up one after
 // the other: the sum over one plane is the start of the next, times 256. Elsewhere integers are multiplied in pairs of 16 bits,
-// but those of 8 bits by codes of up to six bits as bytes, whose products are summed up in 16 bits first. Weights that are
+// but those of 8 bits as bytes, whose products are summed up in 16 bits as long as they fit. Weights that are
 // floats are multiplied with what the integers stand for.
 
 #pragma once
 
-#include "formats.h"
+#include "row_blocks.h"
 
 namespace {
 
 constexpr long COLUMNS = 48;  // most weight rows of a panel, which one thread multiplies at a time, for many rows
-
-#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__)) || \
-    defined(__ARM_FEATURE_DOTPROD)
-#define MULTIPLIES_BYTES
-constexpr bool multiplies_bytes = true, multiplies_short_bytes = true;
-#elif defined(__AVX2__)
-constexpr bool multiplies_bytes = false, multiplies_short_bytes = true;
-#else
-constexpr bool multiplies_bytes = false, multiplies_short_bytes = false;
-#endif
-
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-constexpr bool matches_rows = true;  // bytes are multiplied as matrices of two rows
-#else
-constexpr bool matches_rows = false;
-#endif
 
 // Weights of some outputs of a linear layer, tile after tile.
 struct Stored {
@@ -50,101 +32,6 @@ struct Linear {
     const int32_t* order;  // of the parts' inputs: the place of each in a row, or null for the same
 };
 
-// A block of a row: its values are ``scale`` times integers of 8 * PLANES bits.
-template <int PLANES> struct RowBlock {
-    static constexpr int VECTORS = BLOCK / LANES;
-    static constexpr int PARTS = (PLANES + 1) / 2;  // sums that fit 32 bits: over all planes but a third, and over that
-    static constexpr bool has_planes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1);
-    int8_t planes[has_planes ? PLANES : 0][BLOCK];      // the highest first
-    int16_t pairs[multiplies_bytes ? 0 : PARTS][BLOCK];  // the even inputs of each group of four before the odd ones
-    int32_t sums[PARTS][2];  // of the integers of each half
-    float scale;
-    float scaled_sums[2], scaled_sum;  // of the values of each half and of both
-
-    // 2^(exponent - 127)
-    static float power(int exponent) {
-        const uint32_t bits = uint32_t(exponent) << 23;
-        float result;
-        std::memcpy(&result, &bits, 4);
-        return result;
-    }
-    // The largest integer: what it is split into has to fit planes with a sign.
-    static constexpr float most = PLANES == 1 ? 127 : PLANES == 2 ? 32639 : 8355711;
-
-    template <class T> void set(const T* from) {
-        Floats values[VECTORS];
-        Ints largest_bits = {};  // of magnitudes, which as integers are in the same order
-#pragma GCC unroll 8
-        for (int i = 0; i < VECTORS; i++) {
-            values[i] = widen(from + i * LANES);
-            const Ints bits = (Ints)values[i] & 0x7fffffff;
-            largest_bits = bits > largest_bits ? bits : largest_bits;
-        }
-        const int32_t bits = reduce<LANES>(largest_bits, [](auto a, auto b) { return a > b ? a : b; });
-        const bool is_number = bits < 0x7f800000;
-        float largest, factor;
-        std::memcpy(&largest, &bits, 4);
-        if (PLANES == 1) {
-            largest = std::max(largest, 1e-30f);
-            factor = most / largest, scale = largest / most;
-        } else {
-            int exponent = std::max(bits >> 23, 8 * PLANES);  // largest < 2^(exponent - 126)
-            exponent += std::nearbyint(largest * power(252 + 8 * PLANES - exponent)) > most;
-            factor = power(252 + 8 * PLANES - exponent), scale = power(exponent + 2 - 8 * PLANES);
-        }
-        Ints integers[VECTORS];
-#pragma GCC unroll 8
-        for (int i = 0; i < VECTORS; i++) integers[i] = is_number ? nearest(values[i] * factor) : Ints{};
-        if (!is_number) scale = std::numeric_limits<float>::quiet_NaN();
-        store(integers);
-    }
-    void store(const Ints (&integers)[VECTORS]) {
-#pragma GCC unroll 2
-        for (int part = 0; part < PARTS; part++) {
-            // The third plane is a part of its own, the others are one.
-            Ints own[VECTORS], halves[2] = {};
-#pragma GCC unroll 8
-            for (int i = 0; i < VECTORS; i++) {
-                const Ints high = PLANES == 3 ? (integers[i] + 128) >> 8 : integers[i];
-                own[i] = part ? integers[i] - (high << 8) : high;
-                halves[2 * i / VECTORS] += own[i];
-                if constexpr (has_planes) {
-                    const bool is_high = PLANES > 1 && part == 0;
-                    const Ints upper = (own[i] + 128) >> 8;
-                    if (is_high) narrow(upper, planes[0] + i * LANES);
-                    narrow(is_high ? own[i] - (upper << 8) : own[i], planes[is_high ? 1 : PLANES - 1] + i * LANES);
-                }
-            }
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; half++) sums[part][half] = reduce<LANES>(halves[half], [](auto a, auto b) { return a + b; });
-            if constexpr (!multiplies_bytes) {
-                int16_t each[BLOCK];
-                for (int i = 0; i < VECTORS; i++) narrow(own[i], each + i * LANES);
-                for (int i = 0; i < BLOCK; i += 4)
-                    for (int input = 0; input < 4; input++) pairs[part][i + input] = each[i + (input % 2 * 2 + input / 2)];
-            }
-        }
-        for (int half = 0; half < 2; half++)
-            scaled_sums[half] = joined(float(sums[0][half]), float(sums[PARTS - 1][half])) * scale;
-        scaled_sum = scaled_sums[0] + scaled_sums[1];
-    }
-    // The values that the integers stand for.
-    void write(float* to) const {
-#pragma omp simd
-        for (int i = 0; i < BLOCK; i++) {
-            int32_t integer = 0;
-            if constexpr (multiplies_bytes)
-                for (int plane = 0; plane < PLANES; plane++) integer = integer * 256 + planes[plane][i];
-            else
-                for (int part = 0; part < PARTS; part++)
-                    integer = integer * 256 + pairs[part][i - i % 4 + (i % 2 * 2 + i % 4 / 2)];
-            to[i] = float(integer) * scale;
-        }
-    }
-    // What the sums of both parts are together.
-    template <class V> static V joined(V high, V low) { return PARTS == 1 ? high : high * 256.0f + low; }
-};
-
 #if defined(MULTIPLIES_BYTES)
 // Adds the products of four inputs and the codes for them of each weight row. Codes have no sign, or one on Arm.
 inline Ints add_bytes(Ints total, Words codes, int32_t inputs) {
@@ -156,13 +43,30 @@ inline Ints add_bytes(Ints total, Words codes, int32_t inputs) {
     return (Ints)vdotq_s32((int32x4_t)total, (int8x16_t)codes, (int8x16_t)vdupq_n_s32(inputs));
 #endif
 }
-#elif defined(__AVX2__)
-// Adds the products of pairs of bytes, of codes without a sign and inputs with one, which have to fit 16 bits.
-inline Shorts add_byte_pairs(Shorts total, Words codes, int32_t inputs) {
+#elif defined(MULTIPLIES_BYTE_PAIRS)
+// The products of bytes without a sign and bytes with one, added in pairs, which have to fit 16 bits.
+inline Shorts multiply_byte_pairs(Words codes, Words inputs) {
 #if defined(__AVX512BW__)
-    return total + (Shorts)_mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(inputs));
+    return (Shorts)_mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs);
 #else
-    return total + (Shorts)_mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(inputs));
+    return (Shorts)_mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs);
+#endif
+}
+// Bytes times the signs of codes.
+inline Words multiply_signs(Words inputs, Words codes) {
+#if defined(__AVX512BW__)
+    const __mmask64 negative = _mm512_movepi8_mask((__m512i)codes);
+    return (Words)_mm512_mask_sub_epi8((__m512i)inputs, negative, _mm512_setzero_si512(), (__m512i)inputs);
+#else
+    return (Words)_mm256_sign_epi8((__m256i)inputs, (__m256i)codes);
+#endif
+}
+// What bytes with a sign are without it.
+inline Words magnitudes(Words codes) {
+#if defined(__AVX512BW__)
+    return (Words)_mm512_abs_epi8((__m512i)codes);
+#else
+    return (Words)_mm256_abs_epi8((__m256i)codes);
 #endif
 }
 #endif
@@ -196,79 +100,181 @@ inline Words look_up_each(const uint8_t (&table)[16], Words codes) {
 #endif
 }
 
-// The codes of a block in the form that they are multiplied in.
-template <class F, int PLANES> struct Factors {
-    static constexpr bool is_short = F::bits < 8 && !F::looks_up;
-    static constexpr bool by_bytes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1 && is_short);
-#if defined(__ARM_FEATURE_DOTPROD)
-    static constexpr int offset = is_short ? F::offset : F::offset - 128;  // bytes with a sign
-#else
-    static constexpr int offset = F::offset;
-#endif
-    Words codes[GROUPS], odd[GROUPS];  // where they are multiplied as pairs ``codes`` are the even ones
+// The codes of a group of LANES weight rows in the form that they are multiplied in.
+template <class F, int PLANES> struct Factor {
+    static constexpr bool is_short = F::bits < 8 && !F::looks_up, by_bytes = RowBlock<PLANES>::has_planes;
+    static constexpr bool has_sign = by_bytes && !is_short && multiplies_signs;
+    static constexpr bool has_magnitude = has_sign && !multiplies_bytes;
+    static constexpr int offset = has_sign ? F::offset - 128 : F::offset;
+    Words codes[by_bytes && !has_magnitude ? 1 : 2];  // even and odd ones of pairs; magnitudes, and codes with their sign
 
-    Factors(const uint8_t* from, int first) {
-        Codes<F::bits>::read(from, first, codes);
-#pragma GCC unroll 8
-        for (int group = 0; group < GROUPS; group++) {
-            if constexpr (F::looks_up) codes[group] = look_up_each(F::values, codes[group]);
-            if constexpr (offset != F::offset) codes[group] ^= 0x80808080u;
-            if constexpr (!by_bytes) odd[group] = codes[group] >> 8 & 0x00ff00ffu, codes[group] &= 0x00ff00ffu;
+    Factor() = default;
+    Factor(const uint8_t* from, int first, int group) {
+        Words own = Codes<F::bits>::read(from, first, group);
+        if constexpr (F::looks_up) own = look_up_each(F::values, own);
+        if constexpr (has_sign) own ^= 0x80808080u;
+        if constexpr (!by_bytes) {
+            codes[0] = own & 0x00ff00ffu, codes[1] = own >> 8 & 0x00ff00ffu;
+        } else {
+            codes[0] = own;
+#if defined(MULTIPLIES_BYTE_PAIRS)
+            if constexpr (has_magnitude) codes[0] = magnitudes(own), codes[1] = own;
+#endif
         }
     }
-    // The products of some groups and the integers of R rows, side by side: a sum waits for each of its additions.
+};
+
+// A block of JOINT weight rows of a tile, read from its codes at each use.
+template <class F, int PLANES> struct CodedBlock {
+    static constexpr int halves = F::scaled < BLOCK ? 2 : 1;
+    static constexpr bool is_read = false;
+    const uint8_t* codes;
+    int lane;
+    const typename F::Scales& scales;
+    int block;
+
+    Factor<F, PLANES> factor(int side, int group) const { return {codes, lane + side * LANES, group}; }
+    int index(int half) const { return (block * BLOCK + half * F::scaled) / F::scaled; }
+    Floats scale(int side, int half) const { return scales.scale(index(half), side); }
+    Floats minimum(int side, int half) const { return -scales.minimum(index(half), side); }
+};
+// The same, read once.
+template <class F, int PLANES> struct ReadBlock {
+    static constexpr int halves = CodedBlock<F, PLANES>::halves;
+    static constexpr bool is_read = true;
+    Factor<F, PLANES> factors[SIDES][GROUPS];
+    Floats scales[SIDES][halves], minima[SIDES][halves];
+
+    explicit ReadBlock(const CodedBlock<F, PLANES>& from) {
+#pragma GCC unroll 2
+        for (int side = 0; side < SIDES; side++) {
+#pragma GCC unroll 8
+            for (int group = 0; group < GROUPS; group++) factors[side][group] = from.factor(side, group);
+#pragma GCC unroll 2
+            for (int half = 0; half < halves; half++) {
+                scales[side][half] = from.scale(side, half);
+                if constexpr (F::has_minimum) minima[side][half] = from.minimum(side, half);
+            }
+        }
+    }
+    const Factor<F, PLANES>& factor(int side, int group) const { return factors[side][group]; }
+    Floats scale(int side, int half) const { return scales[side][half]; }
+    Floats minimum(int side, int half) const { return minima[side][half]; }
+};
+
+// The products of R rows and a block of weights of a tile.
+template <class F, int PLANES, int R, class Weights> struct BlockProduct {
+    using Row = RowBlock<PLANES>;
+    using Own = Factor<F, PLANES>;
+    using Sums = Ints[SIDES][R];
+    static constexpr int halves = Weights::halves;
+    const Weights& weights;
+    const Row* rows;
+
+    // The products of some groups and the integers of the rows, side by side: a sum waits for each of its additions.
     // Sums are held: compilers reorder additions of integers, so that there are more vectors than registers at a time.
-    template <int FROM, int TO, int R> void multiply(const RowBlock<PLANES>* rows, Floats (&to)[R]) const {
-        constexpr int PARTS = RowBlock<PLANES>::PARTS;
-        Ints sums[PARTS][R];
+    template <int FROM, int TO> void multiply(Floats (&to)[SIDES][R]) const {
+        constexpr int PARTS = Row::PARTS;
+        Sums sums[PARTS] = {};
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
-            Ints* own = sums[part];
-#pragma GCC unroll 4
-            for (int row = 0; row < R; row++) own[row] = Ints{};
-            if constexpr (by_bytes) {
-                const int last = part ? 2 : std::min(PLANES, 2) - 1;
-#pragma GCC unroll 2
-                for (int plane = 2 * part; plane <= last; plane++) {
-#pragma GCC unroll 4
-                    for (int row = 0; row < R && plane == 1; row++) own[row] = own[row] << 8;
-                    add_plane<FROM, TO, R>(rows, plane, own);
-                }
-            } else {
-#pragma GCC unroll 8
-                for (int group = FROM; group < TO; group++)
-#pragma GCC unroll 4
-                    for (int row = 0; row < R; row++) {
-                        const int16_t* inputs = rows[row].pairs[part] + 4 * group;
-                        own[row] = add_pairs(own[row], codes[group], load<int32_t>(inputs));
-                        own[row] = add_pairs(own[row], odd[group], load<int32_t>(inputs + 2));
-                        hold(own[row]);
-                    }
-            }
-            if constexpr (offset != 0) {
-#pragma GCC unroll 4
-                for (int row = 0; row < R; row++) {
-                    const int32_t* halves = rows[row].sums[part];
-                    const int32_t sum = FROM == 0 ? TO == GROUPS ? halves[0] + halves[1] : halves[0] : halves[1];
-                    own[row] -= (Ints{} + sum * offset);
-                }
-            }
+            if constexpr (Own::by_bytes)
+                add_planes<FROM, TO>(part, sums[part]);
+            else
+                add_pairs_of<FROM, TO>(part, sums[part]);
+            if constexpr (Own::offset != 0)
+                each([&](int side, int row) {
+                    const int32_t* own = rows[row].sums[part];
+                    sums[part][side][row] -= spread(own[TO - FROM == GROUPS ? 2 : FROM / (GROUPS / 2)]) * Own::offset;
+                });
         }
         const auto floats = [](Ints sums) { return __builtin_convertvector(sums, Floats); };
+        each([&](int side, int row) {
+            to[side][row] = Row::joined(floats(sums[0][side][row]), floats(sums[PARTS - 1][side][row]));
+        });
+    }
+    // Calls a function for each side and row.
+    template <class Function> static void each(const Function& function) {
 #pragma GCC unroll 4
         for (int row = 0; row < R; row++)
-            to[row] = RowBlock<PLANES>::joined(floats(sums[0][row]), floats(sums[PARTS - 1][row]));
+#pragma GCC unroll 2
+            for (int side = 0; side < SIDES; side++) function(side, row);
+    }
+    template <int FROM, int TO> void add_pairs_of(int part, Sums& sums) const {
+#pragma GCC unroll 8
+        for (int group = FROM; group < TO; group++) {
+            Own own[SIDES];
+#pragma GCC unroll 2
+            for (int side = 0; side < SIDES; side++) own[side] = weights.factor(side, group);
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++)
+                each([&](int side, int row) {
+                    const int32_t inputs = load<int32_t>(rows[row].pairs[part] + 4 * group + 2 * odd);
+                    sums[side][row] = add_pairs(sums[side][row], own[side].codes[odd], inputs);
+                    hold(sums[side][row]);
+                });
+        }
+    }
+    template <int FROM, int TO> void add_planes(int part, Sums& sums) const {
+        const int last = part ? 2 : std::min(PLANES, 2) - 1;
+#pragma GCC unroll 2
+        for (int plane = 2 * part; plane <= last; plane++) {
+            if (plane == 1) each([&](int side, int row) { sums[side][row] = sums[side][row] << 8; });
+            add_plane<FROM, TO>(plane, sums);
+        }
+    }
+    template <int FROM, int TO> void add_plane(int plane, Sums& sums) const {
+        const auto inputs = [&](int row, int group) { return load<int32_t>(rows[row].planes[plane] + 4 * group); };
+#if defined(MULTIPLIES_BYTES)
+        constexpr int matched = matches_rows ? R / 2 * 2 : 0;  // rows that are multiplied two at a time
+#pragma GCC unroll 2
+        for (int row = 0; row < matched; row += 2) add_matrices<FROM, TO>(rows[row], rows[row + 1], plane, &sums[0][row]);
+#pragma GCC unroll 8
+        for (int group = FROM; group < TO; group++)
+            each([&](int side, int row) {
+                if (row < matched) return;
+                sums[side][row] = add_bytes(sums[side][row], weights.factor(side, group).codes[0], inputs(row, group));
+            });
+#elif defined(MULTIPLIES_BYTE_PAIRS)
+        constexpr int fitting =  // sums of pairs that fit 16 bits together
+            std::min(TO - FROM, Own::has_sign ? 1 : F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2);
+        constexpr int step = std::min(fitting, 2);  // groups whose codes fit the registers beside the sums
+        Shorts pairs[SIDES][R];
+#pragma GCC unroll 8
+        for (int first = FROM; first < TO; first += step) {
+            Own own[step][SIDES];
+#pragma GCC unroll 2
+            for (int group = 0; group < step; group++)
+#pragma GCC unroll 2
+                for (int side = 0; side < SIDES; side++) own[group][side] = weights.factor(side, first + group);
+            each([&](int side, int row) {
+                Shorts& total = pairs[side][row];
+#pragma GCC unroll 2
+                for (int group = 0; group < step; group++) {
+                    Words bytes = (Words)spread(inputs(row, first + group));
+                    if constexpr (Own::has_magnitude) bytes = multiply_signs(bytes, own[group][side].codes[1]);
+                    const Shorts products = multiply_byte_pairs(own[group][side].codes[0], bytes);
+                    total = (first + group - FROM) % fitting ? total + products : products;
+                }
+                hold(total);
+                if ((first + step - FROM) % fitting == 0) {
+                    sums[side][row] = add_pairs(sums[side][row], (Words)total, 0x10001);
+                    hold(sums[side][row]);
+                }
+            });
+        }
+#endif
     }
     // The same sums for two rows, by products of matrices: eight inputs of two rows with those of two weight rows.
-    template <int FROM, int TO>
-    void add_matrices(const RowBlock<PLANES>& row, const RowBlock<PLANES>& next, int plane, Ints* sums) const {
+    template <int FROM, int TO> void add_matrices(const Row& row, const Row& next, int plane, Ints* sums) const {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
         int32x4_t first = {}, last = {};  // with weight rows 0 and 1, with 2 and 3
 #pragma GCC unroll 4
         for (int group = FROM; group < TO; group += 2) {
             const int8_t *from = row.planes[plane] + 4 * group, *from_next = next.planes[plane] + 4 * group;
             const int8x16_t inputs = vcombine_s8(vld1_s8(from), vld1_s8(from_next));
-            const int32x4_t even = (int32x4_t)codes[group], odd = (int32x4_t)codes[group + 1];
+            const int32x4_t even = (int32x4_t)weights.factor(0, group).codes[0];
+            const int32x4_t odd = (int32x4_t)weights.factor(0, group + 1).codes[0];
             first = vmmlaq_s32(first, inputs, vreinterpretq_s8_s32(vzip1q_s32(even, odd)));
             last = vmmlaq_s32(last, inputs, vreinterpretq_s8_s32(vzip2q_s32(even, odd)));
         }
@@ -276,40 +282,34 @@ template <class F, int PLANES> struct Factors {
         sums[1] += (Ints)vcombine_s32(vget_high_s32(first), vget_high_s32(last));
 #endif
     }
-    template <int FROM, int TO, int R> void add_plane(const RowBlock<PLANES>* rows, int plane, Ints* sums) const {
-        const auto inputs = [&](int row, int group) { return load<int32_t>(rows[row].planes[plane] + 4 * group); };
-#if defined(MULTIPLIES_BYTES)
-        constexpr int matched = matches_rows ? R / 2 * 2 : 0;  // rows that are multiplied two at a time
-#pragma GCC unroll 2
-        for (int row = 0; row < matched; row += 2) add_matrices<FROM, TO>(rows[row], rows[row + 1], plane, sums + row);
-#pragma GCC unroll 8
-        for (int group = FROM; group < TO; group++)
-#pragma GCC unroll 4
-            for (int row = matched; row < R; row++) sums[row] = add_bytes(sums[row], codes[group], inputs(row, group));
-#elif defined(__AVX2__)
-        constexpr int fitting =  // sums of pairs that fit 16 bits together
-            std::min(TO - FROM, F::bits <= 4 ? 8 : F::bits == 5 ? 4 : 2);
-#pragma GCC unroll 8
-        for (int first = FROM; first < TO; first += fitting) {
-            Shorts pairs[R] = {};
-#pragma GCC unroll 8
-            for (int group = first; group < first + fitting; group++)
-#pragma GCC unroll 4
-                for (int row = 0; row < R; row++) {
-                    pairs[row] = add_byte_pairs(pairs[row], codes[group], inputs(row, group));
-                    hold(pairs[row]);
-                }
-#pragma GCC unroll 4
-            for (int row = 0; row < R; row++) {
-                sums[row] = add_pairs(sums[row], (Words)pairs[row], 0x10001);
-                hold(sums[row]);
+    // Adds the products to sums, which are those of the blocks before.
+    void add(float* sums, long stride) const {
+        Floats products[halves][SIDES][R];
+        multiply<0, GROUPS / halves>(products[0]);
+        if constexpr (halves == 2) multiply<GROUPS / 2, GROUPS>(products[halves - 1]);
+        each([&](int side, int row) {
+            const Row& own = rows[row];
+            float* to = sums + row * stride + side * LANES;
+            Floats total = load<Floats>(to);
+            const Floats first = products[0][side][row], scale = weights.scale(side, 0);
+            if constexpr (halves == 2) {
+                const Floats both = multiply_add(first * scale, products[1][side][row], weights.scale(side, 1));
+                total = multiply_add(total, both, spread(own.scale));
+            } else {
+                total = multiply_add(total, first, scale * own.scale);
             }
-        }
-#endif
+            if constexpr (F::has_minimum)
+#pragma GCC unroll 2
+                for (int half = 0; half < halves; half++)
+                    total = multiply_add(total, weights.minimum(side, half),
+                                         spread(halves == 2 ? own.scaled_sums[half] : own.scaled_sum));
+            std::memcpy(to, &total, sizeof(Floats));
+        });
     }
 };
 
-constexpr long SOON = 1024, LATER = 8192;  // bytes that tiles are fetched ahead into the first cache and into the second one
+// Bytes that tiles are fetched ahead into the first cache and into the second one.
+constexpr long SOON = SIDES * 1024, LATER = 8192;
 
 inline void fetch(const uint8_t* from, long bytes) {
     for (long line = 0; line < bytes; line += LINE) {
@@ -318,58 +318,41 @@ inline void fetch(const uint8_t* from, long bytes) {
     }
 }
 
-// A block of LANES weight rows of a tile, ready to be multiplied.
-template <class F, int PLANES> struct WeightBlock {
-    static constexpr int halves = F::scaled < BLOCK ? 2 : 1;
-    const Factors<F, PLANES> factors;
-    Floats scale[halves], minimum[halves];
-
-    WeightBlock(const uint8_t* codes, int lane, const typename F::Scales& scales, int block) : factors(codes, lane) {
-#pragma GCC unroll 2
-        for (int half = 0; half < halves; half++) {
-            const int index = (block * BLOCK + half * F::scaled) / F::scaled;
-            scale[half] = scales.scale(index);
-            if constexpr (F::has_minimum) minimum[half] = -scales.minimum(index);
-        }
-    }
-    // Adds the products of R rows.
-    template <int R> void add(const RowBlock<PLANES>* rows, float* sums, long stride) const {
-        Floats products[halves][R];
-        factors.template multiply<0, GROUPS / halves, R>(rows, products[0]);
-        if constexpr (halves == 2) factors.template multiply<GROUPS / 2, GROUPS, R>(rows, products[1]);
-#pragma GCC unroll 4
-        for (int row = 0; row < R; row++) {
-            const RowBlock<PLANES>& own = rows[row];
-            Floats total = load<Floats>(sums + row * stride);
-            if constexpr (halves == 2) {
-                const Floats both = multiply_add(products[0][row] * scale[0], products[1][row], scale[1]);
-                total = multiply_add(total, both, spread(own.scale));
-            } else {
-                total = multiply_add(total, products[0][row], scale[0] * own.scale);
-            }
-            if constexpr (F::has_minimum)
-#pragma GCC unroll 2
-                for (int half = 0; half < halves; half++)
-                    total = multiply_add(total, minimum[half],
-                                         spread(halves == 2 ? own.scaled_sums[half] : own.scaled_sum));
-            std::memcpy(sums + row * stride, &total, sizeof(Floats));
-        }
-    }
-    // Adds the products of all rows, at most R at a time.
-    template <int R> void add_all(const RowBlock<PLANES>* rows, long count, float* sums, long stride) const {
-        long row = 0;
-        for (; row + R <= count; row += R) add<R>(rows + row, sums + row * stride, stride);
-        if constexpr (R > 1) add_all<R / 2>(rows + row, count - row, sums + row * stride, stride);
-    }
-};
-
 // Rows that are multiplied side by side, whose sums fit the registers beside the codes.
-constexpr int BESIDE = REGISTERS == 32 ? 4 : 2;
+template <class F, int PLANES> constexpr int beside() {
+    if (REGISTERS == 32) return 4;
+    return SIDES > 1 && (multiplies_bytes || (PLANES == 1 && F::bits != 5)) ? 4 : 2;
+}
 
-// Adds the products of rows and LANES weight rows of a tile, from ``lane`` on, over the blocks from ``first`` to ``last``.
+// Adds the products of rows, R at a time, as long as there are so many.
+template <int R, class F, int PLANES, class Weights>
+void add_rows(Weights& weights, const RowBlock<PLANES>*& rows, long& count, float*& sums, long stride) {
+    for (; count >= R; count -= R, rows += R, sums += R * stride) {
+        if constexpr (SIDES > 1 && Weights::is_read) hold_in_memory(weights);
+        BlockProduct<F, PLANES, R, Weights>{weights, rows}.add(sums, stride);
+    }
+}
+// Adds the products of all rows, at most R at a time. What is read of both sides does not fit the registers, so that it is
+// read again for the last rows.
+template <int R, class F, int PLANES>
+void add_block(CodedBlock<F, PLANES> coded, const RowBlock<PLANES>* rows, long count, float* sums, long stride) {
+    if (SIDES == 1 || count >= R) {
+        ReadBlock<F, PLANES> read(coded);
+        add_rows<R, F>(read, rows, count, sums, stride);
+        if constexpr (SIDES == 1 && R > 2) add_rows<2, F>(read, rows, count, sums, stride);
+        if constexpr (SIDES == 1 && R > 1) add_rows<1, F>(read, rows, count, sums, stride);
+    }
+    if constexpr (SIDES > 1) {
+        if constexpr (R > 2) add_rows<2, F>(coded, rows, count, sums, stride);
+        add_rows<1, F>(coded, rows, count, sums, stride);
+    }
+}
+
+// Adds the products of rows and JOINT weight rows of a tile, from ``lane`` on, over the blocks from ``first`` to ``last``.
+// All that it calls is inlined (flatten): only then are sums in registers.
 template <class F, int PLANES>
-__attribute__((noinline)) void add_tile(const uint8_t* tile, int lane, const RowBlock<PLANES>* rows, long count, long first,
-                                        long last, float* sums, long stride) {
+__attribute__((noinline, flatten)) void add_tile(const uint8_t* tile, int lane, const RowBlock<PLANES>* rows, long count,
+                                                 long first, long last, float* sums, long stride) {
     const uint8_t* unit = tile + first / F::blocks * F::bytes;
     for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
         const typename F::Scales scales(unit, lane);
@@ -377,8 +360,7 @@ __attribute__((noinline)) void add_tile(const uint8_t* tile, int lane, const Row
         for (int i = 0; i < F::blocks; i++, rows += count) {
             const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
             fetch(codes, Codes<F::bits>::bytes);
-            const WeightBlock<F, PLANES> weights(codes, lane, scales, i);
-            weights.template add_all<BESIDE>(rows, count, sums, stride);
+            add_block<beside<F, PLANES>()>(CodedBlock<F, PLANES>{codes, lane, scales, i}, rows, count, sums, stride);
         }
     }
 }
@@ -422,7 +404,7 @@ void add_floats(const uint8_t* unit, const RowBlock<PLANES>* rows, long count, f
 template <class F, int PLANES>
 __attribute__((noinline)) void add_float_tile(const uint8_t* tile, const RowBlock<PLANES>* rows, long count, long first,
                                               long last, float* sums, long stride) {
-    constexpr int R = std::min(BESIDE, std::max(1, BESIDE * 2 * LANES / int(TILE)));
+    constexpr int MOST = REGISTERS == 32 ? 4 : 2, R = std::min(MOST, std::max(1, MOST * 2 * LANES / int(TILE)));
     for (long block = first; block < last; block++, rows += count) {
         const uint8_t* unit = tile + block * F::bytes;
         fetch(unit, F::bytes);
@@ -464,124 +446,11 @@ template <class T, int PLANES> struct Packed {
                 if constexpr (F::is_float)
                     add_float_tile<F>(tile, rows, count, first, last, own, stride);
                 else
-                    for (int lane = 0; lane < TILE; lane += LANES)
+                    for (int lane = 0; lane < TILE; lane += JOINT)
                         add_tile<F, PLANES>(tile, lane, rows, count, first, last, own + lane, stride);
             });
         }
     }
 };
-
-// The values of a weight row of a unit.
-template <class F> void unpack_unit(const uint8_t* unit, int row, float* to) {
-    if constexpr (F::is_float) {
-        for (int input = 0; input < F::unit; input++) to[input] = F::read(unit, input, row / LANES * LANES)[row % LANES];
-    } else {
-        const typename F::Scales scales(unit, row / LANES * LANES);
-        for (int index = 0; index < F::scales; index++) {
-            const float scale = scales.scale(index)[row % LANES];
-            float minimum = 0;
-            if constexpr (F::has_minimum) minimum = scales.minimum(index)[row % LANES];
-            for (int input = index * F::scaled; input < (index + 1) * F::scaled; input++) {
-                const uint8_t* codes = unit + F::head + input / BLOCK * Codes<F::bits>::bytes;
-                int code = Codes<F::bits>::one(codes, row, input % BLOCK);
-                if constexpr (F::looks_up) code = F::values[code];
-                to[input] = float(code - F::offset) * scale - minimum;
-            }
-        }
-    }
-}
-
-// The values of some weight rows of k inputs.
-template <class T> void unpack(const Linear& linear, const int64_t* rows, T* to, long count, long k, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (long i = 0; i < count; i++) {
-        const Stored* part = linear.parts;
-        long row = rows[i];
-        while (row >= part->outputs) row -= part++->outputs;
-        with_format(part->format, [&](auto number) {
-            using F = Format<number>;
-            const auto* unit = static_cast<const uint8_t*>(part->tiles) + row / TILE * (k / F::unit) * F::bytes;
-            float values[F::unit];
-            for (long start = 0; start < k; start += F::unit, unit += F::bytes) {
-                unpack_unit<F>(unit, int(row % TILE), values);
-                for (long input = start; input < start + F::unit; input++)
-                    to[i * k + (linear.order ? linear.order[input] : input)] = down<T>(values[input - start]);
-            }
-        });
-    }
-}
-
-// Makes weights of the symmetric formats of others.
-template <class T, class F> struct Packer {
-    static constexpr float lowest = -F::offset, highest = F::offset - 1;
-    const T* from;
-    uint8_t* to;
-    long k, n;
-
-    static float code(float value, float inverse) {
-        return std::min(std::max(std::nearbyint(value * inverse), lowest), highest);
-    }
-    // The sum of squared errors with a scale.
-    static float error(const float* values, float scale) {
-        const float inverse = 1.0f / scale;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (long i = 0; i < F::unit; i++) {
-            const float difference = values[i] - scale * code(values[i], inverse);
-            sum += difference * difference;
-        }
-        return sum;
-    }
-    // The scale of a group with the least error: the value of largest magnitude becomes the lowest integer, or nearly.
-    static float choose(const float* values) {
-        float greatest = 0, least = 0;
-#pragma omp simd reduction(max : greatest) reduction(min : least)
-        for (long i = 0; i < F::unit; i++) greatest = std::max(greatest, values[i]), least = std::min(least, values[i]);
-        const float largest = greatest > -least ? greatest : least;
-        if (std::fabs(largest) < 1e-30f) return 0;
-        float best = 0, smallest = 0;
-        for (int step : {0, -3, -2, -1, 1, 2, 3}) {
-            const float scale = rounded<bf16>(largest / (lowest + STEP * step));
-            const float found = error(values, scale);
-            if (best == 0 || found < smallest) best = scale, smallest = found;
-        }
-        return best;
-    }
-    static constexpr float STEP = 0.3f;
-
-    // Some weight rows side by side; those after the last are zeros.
-    void tile(long first) const {
-        uint8_t* unit = to + first / TILE * (k / F::unit) * F::bytes;
-        for (long start = 0; start < k; start += F::unit, unit += F::bytes) {
-            uint32_t words[F::blocks][GROUPS][TILE];
-            bf16 scales[TILE] = {};
-            for (long row = 0; row < TILE; row++) {
-                float values[F::unit] = {};
-                if (first + row < n)
-                    for (long i = 0; i < F::unit; i++) values[i] = up(from[(first + row) * k + start + i]);
-                const float scale = choose(values), inverse = scale == 0 ? 0 : 1.0f / scale;
-                scales[row] = down<bf16>(scale);
-                uint8_t codes[F::unit];
-                for (long i = 0; i < F::unit; i++) codes[i] = uint8_t(int(code(values[i], inverse)) + F::offset);
-                for (long i = 0; i < F::unit; i += 4)
-                    words[i / BLOCK][i % BLOCK / 4][row] = load<uint32_t>(codes + i);
-            }
-            std::memcpy(unit, scales, sizeof(scales));
-            for (int block = 0; block < F::blocks; block++)
-                Codes<F::bits>::write(words[block], unit + F::head + block * Codes<F::bits>::bytes);
-        }
-    }
-};
-
-// Packs weights [n, k] into tiles of a symmetric format.
-template <class T> void pack(const T* from, int format, uint8_t* to, long k, long n, int threads) {
-    with_format(format, [&](auto number) {
-        if constexpr (Format<number>::is_symmetric) {
-            const Packer<T, Format<number>> packer{from, to, k, n};
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-            for (long row = 0; row < n; row += TILE) packer.tile(row);
-        }
-    });
-}
 
 }  // namespace

@@ -92,6 +92,7 @@ template <int N> struct Vector {
 using Floats = Vector<LANES>::Floats;
 using Words = Vector<LANES>::Words;
 
+inline Vector<LANES>::Ints spread(int32_t value) { return value - Vector<LANES>::Ints{}; }
 inline Floats spread(float value) { return value - Floats{}; }  // minus zero is dropped by compilers, plus zero is not
 
 template <class To> inline To load(const void* from) {
@@ -186,6 +187,9 @@ template <class V> inline void hold(V& vector) {
     (void)vector;
 #endif
 }
+
+// Keeps values in memory up to this place of the program, so that each use loads its own.
+template <class V> inline void hold_in_memory(V& values) { asm("" : "+m"(values)); }
 
 template <int N> inline float sum(typename Vector<N>::Floats vector) {
     typename Vector<N / 2>::Floats halves[2];
