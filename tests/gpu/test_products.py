@@ -141,13 +141,17 @@ def test_grids_and_copies(
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q3_K", "Q8_0", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "GRID 2", "GRID 3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_codes_enter_as_pairs_of_numbers_of_16_bits(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of two under which codes become numbers leaves the sums; in either order of codes of a word."""
-    packed, values = gguf_weights(name, 16, GGUF_FORMATS[name].unit, 3)
+    if name.startswith("GRID"):
+        packed = random_grid(PackedFormat(int(name[-1]), 128, "GRID"), 16, 128, 3)
+        values = packed.unpack()
+    else:
+        packed, values = gguf_weights(name, 16, GGUF_FORMATS[name].unit, 3)
     rows = 1 + rows_of(9, packed.inputs, dtype, 1).abs()  # sums of entries that do not cancel
     expected = rows.double() @ values.double().T
     size = rows.double().abs() @ values.double().abs().T

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from selfspec.errors import UnsupportedModelError
-from selfspec.gpu.tables import look_up, number_pairs, signed_parts
+from selfspec.gpu.tables import PERMUTES, look_up, number_pairs, signed_parts
 from selfspec.runtimes.formats import BLOCK, GGUF_FORMATS, TILE, PackedFormat
 
 IS_INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -154,7 +154,7 @@ def in_order(entries, PART: tl.constexpr, KIND: tl.constexpr, QUADS: tl.constexp
 
 
 @triton.jit
-def _load(pointers, TYPE: tl.constexpr):
+def load_numbers(pointers, TYPE: tl.constexpr):
     """Loads numbers of a type from addresses of bytes. Tiles are whole, so that every address is in one."""
     return tl.load(pointers.to(tl.pointer_type(TYPE)))
 
@@ -167,9 +167,28 @@ def unit_addresses(tiles, weight_row, index, INPUTS: tl.constexpr, UNIT: tl.cons
 
 
 @triton.jit
-def _moved(words, right, MASK: tl.constexpr):
-    """Words moved right by some bits, or left where they are below zero; of each half the bits of a mask remain."""
-    return ((words << tl.maximum(-right, 0)) >> tl.maximum(right, 0)) & (MASK | MASK << 16)
+def moved(words, right):
+    """Words moved right by some bits, or left where they are below zero."""
+    return (words << tl.maximum(-right, 0)) >> tl.maximum(right, 0)
+
+
+@triton.jit
+def masked(words, mask, power, QUADS: tl.constexpr):
+    """The bits of a mask, and those of a power, by an instruction that compilers do not take for two constants."""
+    if not PERMUTES:
+        return (words & mask) | power
+    ASM: tl.constexpr = "v_and_or_b32 $0, $1, $2, $3" if QUADS else "lop3.b32 $0, $1, $2, $3, 0xEA;"
+    KINDS: tl.constexpr = "=v,v,s,v" if QUADS else "=r,r,r,r"
+    return tl.inline_asm_elementwise(ASM, KINDS, [words, mask, power], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _field(words, right, MASK: tl.constexpr, POWER: tl.constexpr, QUADS: tl.constexpr):
+    """Words that are moved, of each half the bits of a mask, and those of a power."""
+    words = moved(words, right)
+    if POWER == 0:
+        return words & (MASK | MASK << 16)
+    return masked(words, MASK | MASK << 16, POWER, QUADS)
 
 
 @triton.jit
@@ -181,6 +200,7 @@ def read_codes(
     BITS: tl.constexpr,
     TABLE: tl.constexpr,
     PLACE: tl.constexpr,
+    POWER: tl.constexpr,
     QUADS: tl.constexpr,
 ):
     """Codes of a part, int32 ``[n, PART / 16, 2, 4, 1]``: two in a word, 16 bits apart; ``input_order`` says which.
@@ -193,6 +213,7 @@ def read_codes(
         BITS: of a code.
         TABLE: codes are places in a table, whose entry of 8 bits is read instead.
         PLACE: of the lowest bit of a code in its half of a word.
+        POWER: bits of the words besides the codes.
         QUADS: a thread of a matrix instruction has four places that follow each other, as on ROCm, and not two; then
             the codes of a word follow each other, ``[n, PART / 16, 4, 2, 1]``.
     """
@@ -208,16 +229,18 @@ def read_codes(
     of_two = 0 * group if PART == 16 else 0
     of_single = 0 * group if PART == 16 or PAIRS else 0
     if BITS == 8:
-        found = _moved(_load(words + 64 * (4 * half + group), tl.int32), pair - LOW, 255 << LOW)
+        eight = load_numbers(words + 64 * (4 * half + group), tl.int32)
+        found = _field(eight, pair - LOW, 255 << LOW, POWER, QUADS)
     if PAIRS:
-        found = _moved(_load(words + 64 * group, tl.int32), pair + 4 * half - LOW, 15 << LOW)
+        four = load_numbers(words + 64 * group, tl.int32)
+        found = _field(four, pair + 4 * half - LOW, 15 << LOW, POWER, QUADS)
     if BITS & 2:
-        two = _load(words + (PAIRS * _PLANE + 64 * half) + of_two, tl.int32) >> (2 * group)
-        two = _moved(two, pair - (LOW + PAIRS), 3 << (LOW + PAIRS))
+        two = load_numbers(words + (PAIRS * _PLANE + 64 * half) + of_two, tl.int32) >> (2 * group)
+        two = _field(two, pair - (LOW + PAIRS), 3 << (LOW + PAIRS), 0 if PAIRS else POWER, QUADS)
         found = (found | two) if PAIRS else two
     if BITS & 1:
-        single = _load(words + SINGLE * _PLANE + of_single, tl.int32) >> (4 * half + group)
-        found = found | _moved(single, pair - (LOW + BITS - 1), 1 << (LOW + BITS - 1))
+        single = load_numbers(words + SINGLE * _PLANE + of_single, tl.int32) >> (4 * half + group)
+        found = found | _field(single, pair - (LOW + BITS - 1), 1 << (LOW + BITS - 1), 0, QUADS)
     if TABLE:
         found = (look_up(found & 15) | look_up(found >> 16) << 16) << PLACE
     return found
@@ -252,9 +275,9 @@ def read_part(
     if KIND == "real":
         SIZE: tl.constexpr = TYPE.primitive_bitwidth // 8
         place = SIZE * _ROWS * (AT + tl.arange(0, PART))
-        numbers = _load((unit + SIZE * row)[:, None] + place[None, :], TYPE).to(tl.float32)
+        numbers = load_numbers((unit + SIZE * row)[:, None] + place[None, :], TYPE).to(tl.float32)
     else:
-        codes = _halves(read_codes(unit + HEAD, row, AT, PART, BITS, TABLE, 0, False), PART) & 0xFFFF
+        codes = _halves(read_codes(unit + HEAD, row, AT, PART, BITS, TABLE, 0, 0, False), PART) & 0xFFFF
         numbers = (codes | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET + zeros[:, None])
     return numbers
 
@@ -280,11 +303,12 @@ def add_products(
     FRACTION: tl.constexpr = 7 if IS_SHORT else 10
     EXPONENT: tl.constexpr = (127 + min(BITS, 7) if IS_SHORT else 15 + BITS) << FRACTION
     POWER: tl.constexpr = EXPONENT | EXPONENT << 16
-    words = read_codes(codes, row, AT, PART, BITS, False, max(FRACTION - BITS, 0), QUADS)
-    if BITS > FRACTION:
-        sums = _add_numbers((words & 0x00800080) | POWER, entries, sums, PART)
-        words = words & 0x007F007F
-    return _add_numbers(words | POWER, entries, sums, PART)
+    if BITS <= FRACTION:
+        words = read_codes(codes, row, AT, PART, BITS, False, FRACTION - BITS, POWER, QUADS)
+        return add_numbers(words, entries, sums, PART)
+    words = read_codes(codes, row, AT, PART, BITS, False, 0, 0, QUADS)
+    sums = add_numbers(masked(words, 0x00800080, POWER, QUADS), entries, sums, PART)
+    return add_numbers(masked(words, 0x007F007F, POWER, QUADS), entries, sums, PART)
 
 
 @triton.jit
@@ -294,32 +318,15 @@ def add_table_products(codes, row, entries, sums, AT: tl.constexpr, QUADS: tl.co
     two, four, places = tl.arange(0, 2), tl.arange(0, 4), (codes + (AT * 8) + 4 * row)[:, None, None, None, None]
     half = two[None, :, None, None, None]
     if QUADS:
-        words = _load(places + 64 * four[None, None, :, None, None], tl.int32)
-        return _add_numbers(number_pairs(words, two[None, None, None, :, None], half, IS_SHORT), entries, sums, 32)
-    words = _load(places + 64 * four[None, None, None, :, None], tl.int32)
+        words = load_numbers(places + 64 * four[None, None, :, None, None], tl.int32)
+        return add_numbers(number_pairs(words, two[None, None, None, :, None], half, IS_SHORT), entries, sums, 32)
+    words = load_numbers(places + 64 * four[None, None, None, :, None], tl.int32)
     positive, negative = signed_parts(words, two[None, None, :, None, None], half, IS_SHORT)
-    return _add_numbers(negative, entries, _add_numbers(positive, entries, sums, 32), 32)
+    return add_numbers(negative, entries, add_numbers(positive, entries, sums, 32), 32)
 
 
 @triton.jit
-def add_fours(unit, row, entries, sums, least, AT: tl.constexpr, HEAD: tl.constexpr, BITS: tl.constexpr):
-    """``sums`` and the products of 16 inputs of Q2_K, whose codes are multiplied by the integers of their scale.
-
-    And ``least`` and the product with the integers of the minimum. All these are below 128, which is added to them.
-    """
-    SHIFT: tl.constexpr = 0 if entries.dtype.is_bf16() else 3
-    POWER: tl.constexpr = 0x43004300 if entries.dtype.is_bf16() else 0x58005800
-    words = read_codes(unit + HEAD, row, AT, 16, BITS, False, 0, True)
-    # Each thread loads the integers for its codes, with the axes of the words.
-    group = tl.arange(0, 4)[None, None, :, None, None]
-    both = _load((unit + (64 + AT) + row)[:, None, None, None, None] + 0 * group, tl.uint8).to(tl.int32)
-    sums = _add_numbers(words * ((both & 15) << SHIFT) + POWER, entries, sums, 16)
-    minima = tl.broadcast_to((both >> 4) * (0x10001 << SHIFT) + POWER, words.shape)
-    return sums, _add_numbers(minima, entries, least, 16)
-
-
-@triton.jit
-def _add_numbers(words, entries, sums, PART: tl.constexpr):
+def add_numbers(words, entries, sums, PART: tl.constexpr):
     """``sums`` and the product of entries with numbers of their type, two in a word."""
     return dot(_halves(words, PART).to(tl.int16).to(entries.dtype, bitcast=True), entries, sums)
 
@@ -335,44 +342,47 @@ def read_zeros(unit, row, KIND: tl.constexpr):
     """The zero points of a unit of a grid, less the offset, float32 ``[n]``; zeros for what is no grid."""
     if KIND != "grid":
         return tl.zeros(row.shape, tl.float32)
-    return _load(unit + 64 + row, tl.int8).to(tl.float32)
+    return load_numbers(unit + 64 + row, tl.int8).to(tl.float32)
 
 
 @triton.jit
 def _six_bits(unit, row, INDEX: tl.constexpr, MINIMUM: tl.constexpr):
     """One of the integers of six bits of Q4_K and Q5_K, int32 ``[n]``."""
     PLACE: tl.constexpr = INDEX % 4
-    own = _load(unit + (64 + 64 * MINIMUM + 16 * PLACE) + row, tl.uint8).to(tl.int32)
+    own = load_numbers(unit + (64 + 64 * MINIMUM + 16 * PLACE) + row, tl.uint8).to(tl.int32)
     if INDEX < 4:
         return own & 63
-    both = _load(unit + (192 + 16 * PLACE) + row, tl.uint8).to(tl.int32)
+    both = load_numbers(unit + (192 + 16 * PLACE) + row, tl.uint8).to(tl.int32)
     return ((both >> (4 * MINIMUM)) & 15) | ((own >> 2) & 48)
 
 
 @triton.jit
 def _read_fours(unit, row, INDEX: tl.constexpr):
     """The integers of four bits of Q2_K, int32 ``[n]``: that of the scale and, above it, that of the minimum."""
-    return _load(unit + (64 + 16 * INDEX) + row, tl.uint8).to(tl.int32)
+    return load_numbers(unit + (64 + 16 * INDEX) + row, tl.uint8).to(tl.int32)
 
 
 @triton.jit
-def read_numbers(unit, row):
+def read_numbers(unit, row, KIND: tl.constexpr):
     """What the integers of the scales and those of the minima are multiplied with, float32 ``[n]`` both."""
-    return _load(unit + 2 * row, tl.float16).to(tl.float32), _load(unit + 32 + 2 * row, tl.float16).to(tl.float32)
+    number = load_numbers(unit + 2 * row, tl.float16).to(tl.float32)
+    if KIND == "four":
+        return number, load_numbers(unit + 32 + 2 * row, tl.float16).to(tl.float32)
+    return number, 0 * number
 
 
 @triton.jit
 def read_scales(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
     """The scales of some inputs of a unit, float32 ``[n]``; ``unit`` has the address of each row's unit."""
     if KIND == "grid":
-        return _load(unit + 4 * row, tl.float32)
+        return load_numbers(unit + 4 * row, tl.float32)
     if KIND == "symmetric":
-        return _load(unit + 2 * row, tl.bfloat16).to(tl.float32)
-    number = _load(unit + 2 * row, tl.float16).to(tl.float32)
+        return load_numbers(unit + 2 * row, tl.bfloat16).to(tl.float32)
+    number = load_numbers(unit + 2 * row, tl.float16).to(tl.float32)
     if KIND == "six":
         return _scaled(number, _six_bits(unit, row, INDEX, 0))
     if KIND == "eight":
-        signed = _load(unit + (32 + 16 * INDEX) + row, tl.int8).to(tl.int32)
+        signed = load_numbers(unit + (32 + 16 * INDEX) + row, tl.int8).to(tl.int32)
         return _scaled(number, signed)
     if KIND == "four":
         return _scaled(number, _read_fours(unit, row, INDEX) & 15)
@@ -382,7 +392,7 @@ def read_scales(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
 @triton.jit
 def read_minima(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
     """What is subtracted from the scaled codes of some inputs, float32 ``[n]``."""
-    other = _load(unit + 32 + 2 * row, tl.float16).to(tl.float32)
+    other = load_numbers(unit + 32 + 2 * row, tl.float16).to(tl.float32)
     if KIND == "six":
         return _scaled(other, _six_bits(unit, row, INDEX, 1))
     if KIND == "four":

@@ -14,20 +14,9 @@ from math import gcd
 import triton
 import triton.language as tl
 
-from selfspec.gpu.blocks import (
-    add_fours,
-    add_products,
-    add_table_products,
-    dot,
-    in_order,
-    input_order,
-    read_minima,
-    read_numbers,
-    read_part,
-    read_scales,
-    read_zeros,
-    unit_addresses,
-)
+from selfspec.gpu.blocks import dot, input_order, read_minima, read_part, read_scales, read_zeros, unit_addresses
+from selfspec.gpu.spans import SPAN
+from selfspec.gpu.units import add_codes, add_exact, add_grid_spans, add_scaled_spans
 
 OUTPUTS, WARPS = 16, 1
 """Outputs of a program, those of a matrix instruction, and its warps."""
@@ -129,32 +118,6 @@ def dense_product(
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
-@triton.jit
-def _add_fours(
-    unit,
-    place,
-    own_rows,
-    sums,
-    UNIT: tl.constexpr,
-    PART: tl.constexpr,
-    BITS: tl.constexpr,
-    HEAD: tl.constexpr,
-):
-    """``sums`` and the products of a unit of Q2_K, whose integers of scales and minima enter matrix instructions.
-
-    A code times the integer of its scale is below 46, so that a sum is scaled once a unit and not once for 16 inputs.
-    """
-    nothing = tl.zeros(sums.shape, tl.float32)
-    own, least, entry_sums = nothing, nothing, nothing
-    for part in tl.static_range(UNIT // PART):
-        entries = in_order(tl.load(own_rows + part * PART), PART, "four", True)
-        own, least = add_fours(unit, place, entries, own, least, part * PART, HEAD, BITS)
-        entry_sums = dot(tl.full((sums.shape[0], PART), 1.0, entries.dtype), entries, entry_sums)
-    number, other = read_numbers(unit, place)
-    sums += (own - 128.0 * entry_sums) * number[:, None]
-    return sums - (least - 128.0 * entry_sums) * other[:, None]
-
-
 @triton.jit(do_not_specialize=["rows"])
 def low_bit_product(
     x,
@@ -187,51 +150,34 @@ def low_bit_product(
 
     ``SHARE`` and ``TOGETHER``, what is read at a time, count units. Places without a row compute the last row again.
     """
-    DTYPE: tl.constexpr = x.dtype.element_ty
-    EXACT: tl.constexpr = KIND == "real" or DTYPE.is_fp32()
+    EXACT: tl.constexpr = KIND == "real" or x.dtype.element_ty.is_fp32()
     QUADS: tl.constexpr = ROWS == 16 and not EXACT
+    SPANS: tl.constexpr = BITS < 4 and UNIT >= SPAN and not EXACT
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     first = tl.program_id(2) * SHARE
-    own_rows = x + tl.minimum(row, rows - 1)[:, None] * INPUTS + tl.arange(0, PART)[None, :]
+    entry = tl.arange(0, SPAN if SPANS else PART)
+    rows_of_x = x + tl.minimum(row, rows - 1)[:, None] * INPUTS + entry[None, :]
     weight_row = column
-    if OUTPUTS > 16 or KIND == "four":  # tiles of 16 rows are whole; with it Q2_K needs half as many instructions, too
+    if OUTPUTS > 16:  # tiles of 16 rows are whole
         weight_row = tl.minimum(column, (outputs + 15) // 16 * 16 - 1)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(first, tl.minimum(first + SHARE, INPUTS // UNIT), TOGETHER):
         for one in tl.static_range(TOGETHER):
-            index = start + one
-            unit, place = unit_addresses(tiles, weight_row, index, INPUTS, UNIT, UNIT_BYTES)
-            if KIND == "four" and not EXACT:
-                sums = _add_fours(unit, place, own_rows + index * UNIT, sums, UNIT, PART, BITS, HEAD)
+            unit, place = unit_addresses(tiles, weight_row, start + one, INPUTS, UNIT, UNIT_BYTES)
+            own = rows_of_x + (start + one) * UNIT
+            if EXACT:
+                sums = add_exact(
+                    unit, place, own, sums, KIND, BITS, UNIT, SCALED, PART, OFFSET, HEAD, MINIMA, TABLE, TYPE
+                )
+            elif SPANS and KIND == "grid":
+                sums = add_grid_spans(unit, place, own, sums, BITS, UNIT, OFFSET, HEAD, QUADS)
+            elif SPANS:
+                sums = add_scaled_spans(unit, place, own, sums, KIND, BITS, UNIT, OFFSET, HEAD, QUADS)
             else:
-                zeros = read_zeros(unit, place, KIND)
-                for group in tl.static_range(UNIT // SCALED):
-                    own = tl.zeros((OUTPUTS, ROWS), tl.float32)
-                    entry_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-                    for part in tl.static_range(SCALED // PART):
-                        at = group * SCALED + part * PART
-                        entries = in_order(tl.load(own_rows + (index * UNIT + at)), PART, KIND, QUADS)
-                        if EXACT:
-                            numbers = read_part(unit, place, zeros, at, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
-                            own = dot(numbers, entries.to(tl.float32), own)
-                        elif TABLE:
-                            own = add_table_products(unit + HEAD, place, entries, own, at, QUADS)
-                        else:
-                            own = add_products(unit + HEAD, place, entries, own, at, PART, BITS, QUADS)
-                        if MINIMA or not (EXACT or TABLE):
-                            entry_sums = dot(tl.full((OUTPUTS, PART), 1.0, DTYPE), entries, entry_sums)
-                    scales = tl.full((OUTPUTS,), 1.0, tl.float32)
-                    if KIND != "real":
-                        scales = read_scales(unit, place, group, KIND)
-                    sums += own * scales[:, None]
-                    if MINIMA or not (EXACT or TABLE):
-                        less = tl.zeros((OUTPUTS,), tl.float32)
-                        if not EXACT:
-                            less = scales * (zeros + (OFFSET + (1 << BITS)))
-                        if MINIMA:
-                            less += read_minima(unit, place, group, KIND)
-                        sums -= entry_sums * less[:, None]
+                sums = add_codes(
+                    unit, place, own, sums, KIND, BITS, UNIT, SCALED, PART, OFFSET, HEAD, MINIMA, TABLE, QUADS
+                )
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
