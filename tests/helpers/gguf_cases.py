@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-window": {"use_sliding_window": False, "layer_types": None},
     "qwen3-moe": {"mlp_only_layers": []},
     "qwen2-moe": {"use_sliding_window": False, "layer_types": None},
-    "olmoe": {},
+    "olmoe": {"num_key_value_heads": 4},
     "granite-moe": {},
     "smollm3": {"no_rope_layer_interval": 4},
     "phi3": {},

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from selfspec.loading.gguf_own import architecture_of
+from selfspec.loading import architecture_of
 from selfspec_lab.families.examine import Facts
 
 BEGIN, END = "<!-- `selfspec families --page` writes this -->", "<!-- up to here -->"

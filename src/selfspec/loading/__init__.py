@@ -2,6 +2,7 @@
 
 from selfspec.loading.catalog import INSTALLABLE, bundled_models, find_installed, resolve_name
 from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
+from selfspec.loading.gguf_own import architecture_of
 from selfspec.loading.gguf_splits import name_splitting
 from selfspec.loading.loader import count_parameters, load_config, load_model
 from selfspec.runtimes.quantise import parse_weights, quantise, quantise_in_place
@@ -9,6 +10,7 @@ from selfspec.runtimes.quantise import parse_weights, quantise, quantise_in_plac
 __all__ = [
     "DTYPES",
     "INSTALLABLE",
+    "architecture_of",
     "bundled_models",
     "count_parameters",
     "find_installed",
