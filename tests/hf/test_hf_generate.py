@@ -251,7 +251,7 @@ def test_a_filled_cache_is_refused() -> None:
 def test_a_model_of_states_alone() -> None:
     """Its cache is called otherwise by some versions of transformers, and has no length."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 6, "state_size": 4}
     model = MambaForCausalLM(MambaConfig(**sizes, eos_token_id=None, bos_token_id=None)).eval()
     assert greedy(model, [*range(1, 8)], custom_generate=drafting()) == greedy(model, [*range(1, 8)])
 
