@@ -7,6 +7,7 @@ import pytest
 from selfspec.methods.auto.preparation import AutoSettings, Preparation
 from selfspec.methods.auto.trials import Assignment, Trial
 from selfspec.model.kept import KeptSet
+from selfspec.planning.allowance import HostTime
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target
@@ -17,6 +18,14 @@ class GivenCosts(LiveCosts):
 
     def note(self, forwards: Sequence[int], seconds: float) -> None:
         """Counts nothing."""
+
+
+def after_plain_rounds() -> HostTime:
+    """Of batches that have been decoded plainly before, so that drafts are looked for."""
+    host = HostTime()
+    for requests in range(2, 9):
+        host.allowance.note(requests, 1, 0.0)
+    return host
 
 
 def give(

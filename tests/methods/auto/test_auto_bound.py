@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.auto import after_plain_rounds
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
@@ -203,7 +204,7 @@ def play(
     ]
     written = [0] * len(drafters)
     while min(written) < tokens:
-        drafts = plan_together(drafters)
+        drafts = plan_together(drafters, after_plain_rounds())
         if run > 1 and all(isinstance(draft, NoDraft | TokenDraft) and draft.follow is not None for draft in drafts):
             for counts, seconds in play_run(drafters, drafts, adversaries, overhead, run):
                 written = [before + count for before, count in zip(written, counts, strict=True)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.auto import give
+from helpers.auto import after_plain_rounds, give
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
@@ -83,14 +83,6 @@ def test_the_last_request_to_report_moves_the_costs() -> None:
     shared.note([2], 1, 9, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
     assert verify.factor > 1.0, "six rows took twice as long"
     assert draft.factor == pytest.approx(1.0), "forwards of 2, 5 and 1 rows took what eight rows take"
-
-
-def after_plain_rounds() -> HostTime:
-    """Of batches that have been decoded plainly once, so that drafts are looked for."""
-    host = HostTime()
-    for requests in range(2, 9):
-        host.allowance.note(requests, 1, 0.0)
-    return host
 
 
 def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
