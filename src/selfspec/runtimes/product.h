@@ -40,7 +40,7 @@ template <class T> struct Dense {
     using Row = Block<T>;
     static constexpr long width = L::width, columns_of_panel = 12, widest_panel = COLUMNS, strip = STRIP / width;
     static constexpr long columns_cached = 24;  // stay in the first cache while groups of rows pass
-    static constexpr long group = REGISTERS == 32 ? 8 : 6;  // most rows of a tile
+    static constexpr long group = REGISTERS == 32 ? 8 : 4;  // most rows of a tile, whose sums compilers keep in registers
     static constexpr bool paired = false, any_rows = false;
     const T* weights;
     long k;
