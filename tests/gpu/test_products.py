@@ -140,6 +140,32 @@ def test_grids_and_copies(
     assert_products(packed, packed.unpack(), rows, dtype)
 
 
+def some_weights(name: str) -> tuple[PackedWeights, torch.Tensor]:
+    """A unit of 16 weight rows of a format of files, or of a grid by its bits."""
+    if name.startswith("GRID"):
+        packed = random_grid(PackedFormat(int(name[-1]), 128, "GRID"), 16, 128, 3)
+        return packed, packed.unpack()
+    return gguf_weights(name, 16, GGUF_FORMATS[name].unit, 3)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "GRID 2", "GRID 3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("places", [8, 16])
+def test_a_row_with_a_single_one_gives_the_very_values_of_its_input(
+    name: str, dtype: torch.dtype, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So codes, integers of scales and what is subtracted are exact, in either order of inputs."""
+    monkeypatch.setattr(launch, "ROWS", places)
+    packed, _ = some_weights(name)
+    values = look_up(packed, torch.arange(16), torch.float32)
+    chosen = torch.randperm(packed.inputs, generator=torch.Generator().manual_seed(5))[:16]
+    rows = torch.eye(packed.inputs, dtype=dtype)[chosen].contiguous()
+    out = torch.empty(len(chosen), 16, dtype=torch.float32)
+    launch.multiply_tiles(rows, packed.tiles, packed.form, out)
+    assert torch.equal(out, values[:, chosen].T)
+
+
 @needs_kernels
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "GRID 2", "GRID 3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -147,11 +173,7 @@ def test_codes_enter_as_pairs_of_numbers_of_16_bits(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of two under which codes become numbers leaves the sums; in either order of codes of a word."""
-    if name.startswith("GRID"):
-        packed = random_grid(PackedFormat(int(name[-1]), 128, "GRID"), 16, 128, 3)
-        values = packed.unpack()
-    else:
-        packed, values = gguf_weights(name, 16, GGUF_FORMATS[name].unit, 3)
+    packed, values = some_weights(name)
     rows = 1 + rows_of(9, packed.inputs, dtype, 1).abs()  # sums of entries that do not cancel
     expected = rows.double() @ values.double().T
     size = rows.double().abs() @ values.double().abs().T
