@@ -348,7 +348,8 @@ def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Sou
 
 def subtract_one(values: Values) -> Values:
     """The weights of a norm that multiplies by one plus its weight."""
-    return values - np.float32(1)
+    weights: Values = values - np.float32(1)
+    return weights
 
 
 def _logarithms(decays: Values) -> Values:
