@@ -68,16 +68,17 @@ def test_a_restart_writes_the_same_text_from_what_was_kept(
 @pytest.mark.parametrize("runtime", ["eager", "auto"])
 def test_bits_in_bfloat16_are_those_without_files(runtime: str, tmp_path: Path) -> None:
     model = random_model(torch.bfloat16)
+    method = "autoregressive" if runtime == "eager" else "suffix"  # torch may round several rows together otherwise
     plain = ask(Engine(model, method="autoregressive", runtime=runtime, prefill_chunk=16))
-    results = [ask(engine_with(tmp_path, model=model, runtime=runtime, prefill_chunk=16)) for _ in range(2)]
+    results = [ask(engine_with(tmp_path, method, model=model, runtime=runtime, prefill_chunk=16)) for _ in range(2)]
     assert [each.token_ids for each in results] == [plain.token_ids] * 2
     assert results[1].cached_prompt_tokens in (48, 49)
     follow_up = [*ASKED, *plain.token_ids, 5, 6, 7]
     kept, read = (
         ask(engine, follow_up)
         for engine in (
-            engine_with(tmp_path, model=model, runtime=runtime, prefill_chunk=16),
-            Engine(model, method="suffix", runtime=runtime, prefill_chunk=16),
+            engine_with(tmp_path, method, model=model, runtime=runtime, prefill_chunk=16),
+            Engine(model, method=method, runtime=runtime, prefill_chunk=16),
         )
     )
     assert kept.token_ids == read.token_ids

@@ -49,11 +49,11 @@ def share(folder: Path) -> dict[str, Any]:
     torch.manual_seed(RANK)  # samples have to be alike all the same
     found: dict[str, Any] = {"shard": list(model.model.layers[0].self_attn.q_proj.weight.to_local().shape)}
     for name, (method, settings, parameters) in CASES.items():
-        engine = Engine(model, tokenizer, method, settings=settings)
         params = SamplingParams(**{"max_new_tokens": LENGTH, "ignore_eos": True, **parameters})
         with pytest.MonkeyPatch.context() as patch:
             if name == "auto":
                 give(patch, eager_preparation)
+            engine = Engine(model, tokenizer, method, settings=settings)
             outputs = engine.generate_each([(TEXT, params), (REPEATING, params)])
         found[name] = [
             {

@@ -35,7 +35,7 @@ def accept_rejection(drafted: Drafted, target_probs: torch.Tensor, uniforms: tor
         The accepted path and the next token, which never has probability zero under the target.
     """
     # On a CPU reading a number costs nothing, so a walk that reads only the rows it needs is faster.
-    accept = walk_tree if target_probs.device.type == "cpu" else decide_tree
+    accept = walk_tree if transfer.is_on_host(target_probs) else decide_tree
     return accept(drafted, target_probs, uniforms)
 
 

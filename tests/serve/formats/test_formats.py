@@ -285,7 +285,7 @@ def walk(model: Model, constraint: Constraint | None) -> str:
     """A text of a grammar: the rarest tokens of those that are allowed, so that it comes to an end."""
     assert constraint is not None
     grammars = Grammars(model.tokenizer, len(model.tokenizer), {0})
-    matcher = grammars._compile(constraint)
+    matcher = grammars._compile(constraint)._matcher
     ids: list[int] = []
     wanted = model.tokenizer.encode('}])"\n/><1,:a', add_special_tokens=False)
     for _ in range(600):
@@ -324,7 +324,7 @@ def test_the_grammar_takes_what_models_write(name: str) -> None:
     asked = Asked(TOOLS, must_call=True)
     constraint = model.dialect.constraint(asked, [], thinks=False)
     assert constraint is not None
-    matcher = Grammars(model.tokenizer, len(model.tokenizer), {0})._compile(constraint)
+    matcher = Grammars(model.tokenizer, len(model.tokenizer), {0})._compile(constraint)._matcher
     ids = model.tokenizer.encode(text, add_special_tokens=False)
     taken = matcher.try_consume_tokens(ids)
     assert taken == len(ids), model.tokenizer.decode(ids[:taken])
