@@ -105,9 +105,7 @@ BLOCKS: dict[str, Block] = {
     "types of files": Block(
         tuple(f"gguf-tiny-x8-{kind}" for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K")), _GGUF, tables.gguf_types
     ),
-    "rows with AVX2": Block(
-        ("gguf-qwen-q4_k_m-avx2",), f"SELFSPEC_KERNELS=avx2 {_GGUF} --only rows", tables.rows_at_level
-    ),
+    "a 4-bit file with AVX2": Block(("gguf-qwen-q4_k_m-avx2",), _BRIEF, _only(gguf.table)),
     "activations": Block(
         tuple(f"gguf-qwen-q4_k_m-{kind}" for kind in ("exact", "perplexity", "exact-perplexity")),
         f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity",

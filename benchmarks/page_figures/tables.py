@@ -74,13 +74,6 @@ def activations(results: Results) -> str:
     return grid(["", "rows of 8 bits", "exact rows", LLAMA], rows)
 
 
-def rows_at_level(results: Results) -> str:
-    """What several rows cost relative to one."""
-    (result,) = results.values()
-    found = {count: result["figures"][f"rows_{count}"][PLAIN] for count in (2, 4, 8, 16)}
-    return grid(["rows", *map(str, found)], [["÷ 1 row", *(f"{each['median']:.2f}" for each in found.values())]])
-
-
 def categories(results: Results) -> str:
     """Speed ÷ plain decoding by method and category of one run."""
     (result,) = results.values()
