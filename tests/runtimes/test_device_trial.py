@@ -206,6 +206,7 @@ def test_compiling_does_not_count_up_to_a_limit() -> None:
     assert all("time" in str(reasons(trial)[name]) for name in ("third", "fused"))
 
 
+@pytest.mark.slow  # a time: beside other processes it may be longer
 @pytest.mark.trained
 def test_a_trial_takes_seconds_on_a_trained_checkpoint() -> None:
     """At most 5 s of the processor, compiled kernels aside."""
