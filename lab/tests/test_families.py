@@ -1,10 +1,13 @@
 """Every decoder-only family of transformers, by a tiny random model; the page of models says what comes of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
+from typer.testing import CliRunner
 
+from selfspec.cli.app import app
 from selfspec_lab.families.examine import examine
 from selfspec_lab.families.page import cells, generated
 from selfspec_lab.families.tiny import family_names
@@ -43,3 +46,12 @@ def test_a_family_writes_what_transformers_writes(line: tuple[str, ...]) -> None
     assert facts.identical
     assert 0 < facts.accepted <= facts.drafted
     assert cells(facts) == line
+
+
+def test_the_command_says_what_holds() -> None:
+    ran: Any = CliRunner().invoke(app, ["families", "llama", "gpt2"])
+    assert ran.exit_code == 0, ran.output
+    llama, gpt2 = ran.output.splitlines()[-2:]
+    assert all(word in llama for word in ("row", "native", "trees", "GGUF `llama`"))
+    assert "looking" in gpt2
+    assert "native" not in gpt2

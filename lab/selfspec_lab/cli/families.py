@@ -51,10 +51,11 @@ def families(
 
 
 def _words(line: tuple[str, ...]) -> list[str]:
-    split, fused, *marks = line[1:]
+    split, fused, *marks, file = line[1:]
     names = ("native", "low bits", "trees", "states")
     return [
         f"{split:<19}",
         f"{fused} fused" if fused else "",
         *(name for name, mark in zip(names, marks, strict=True) if mark),
+        f"GGUF {file}" if file else "",
     ]
