@@ -19,7 +19,7 @@ from selfspec.loading.gguf_family import (
 from selfspec.loading.gguf_settings import Settings, damaged
 
 _PERIOD = 4
-"""Every so many layers have full attention where a file does not say which."""
+"""Every fourth layer has full attention where a file does not say which."""
 
 
 def _read_delta_nets(settings: Settings, layers: int) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def first_size(files: SafetensorsFiles, name: str) -> int:
 
 
 def find_bits(name: str, words: int, count: int, choices: Collection[int]) -> int:
-    """The number of bits at which so many codes take so many words."""
+    """The number of bits at which ``count`` codes take ``words`` words."""
     found = next((bits for bits in choices if words_of(count, bits) == words), None)
     if found is None:
         raise UnsupportedModelError(
@@ -135,7 +135,7 @@ def find_bits(name: str, words: int, count: int, choices: Collection[int]) -> in
 
 
 def words_of(codes: int, bits: int) -> int:
-    """How many words so many codes take."""
+    """The number of words that ``codes`` codes take."""
     return -(-codes * bits // WORD)
 
 

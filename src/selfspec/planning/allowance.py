@@ -183,8 +183,8 @@ class SharedAllowance:
 
     A round adds what its drafts saved, minus what it took more than a step, and a small share of a step. What was saved
     beyond the credit is forgotten with time. Where nothing is left, drafts are not looked for until half of the credit
-    has come back. Nor are they before a first round of so many requests, which says what plain decoding takes. It lasts
-    over batches.
+    has come back. Nor are they before a first round of that number of requests, which says what plain decoding takes.
+    It lasts over batches.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class SharedAllowance:
         return self.knows(requests) and requests not in self._pausing
 
     def knows(self, requests: int) -> bool:
-        """Whether so many requests have played a round."""
+        """Whether this number of requests has played a round."""
         return requests in self._left
 
     def note(self, requests: int, steps: float, gained: float) -> None:

@@ -17,7 +17,7 @@ from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 
 _FIRST_ROUNDS = 4
-"""Rounds of the first batch of so many requests that time plain decoding."""
+"""Rounds that time plain decoding in the first batch of each number of requests."""
 
 
 class _Batch(SharedStep):
@@ -97,7 +97,7 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
 
 
 def _repeated(step: NoDraft, times: int | None) -> Follow:
-    """Follows a step by so many of the same; without end by default."""
+    """Follows a step by ``times`` of the same; without end for ``None``."""
     steps = repeat(step) if times is None else repeat(step, times)
     return lambda _: next(steps, None)
 
