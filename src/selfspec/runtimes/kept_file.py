@@ -1,5 +1,6 @@
 """What was measured or chosen on a machine, in a file of the user's cache folder, with what it is valid for."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -47,6 +48,11 @@ class KeptFile:
         except OSError:
             return None
         return self.path
+
+    def remove(self) -> None:
+        """Removes the file, if there is one."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 def _digest(text: str) -> str:

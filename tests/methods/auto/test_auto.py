@@ -18,6 +18,7 @@ from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import preparation, trials
 from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.method import Auto
 from selfspec.methods.auto.preparation import AutoSettings, Preparation
 from selfspec.methods.auto.trials import Assignment, Trial, best_trial, candidates, try_assignments, write_text
 from selfspec.methods.state import LearnedState
@@ -205,6 +206,35 @@ def test_costs_that_were_disturbed_are_not_kept(kept: Path, monkeypatch: pytest.
     monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: costs)
     assert preparation.prepare(Target(MODEL), AutoSettings()).verify == costs
     assert bool([*kept.rglob("auto/*.json")]) is (costs is FREE_ROWS)
+
+
+def test_what_was_kept_of_a_busy_machine_gives_way_to_estimates(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_preparation(monkeypatch, kept)
+    busy = RowCosts((1, 2, 4), (9.0, 80.0, 90.0))  # seconds of a forward that takes milliseconds
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: busy)
+    monkeypatch.setattr(preparation, "best_trial", lambda _: None)
+    assert preparation.prepare(Target(MODEL), AutoSettings()).layers is None
+    engine = Engine(MODEL, method="auto")
+    assert isinstance(engine.method, Auto)
+    outputs = [engine.generate(prompt(20), max_new_tokens=48, ignore_eos=True) for _ in range(3)]
+    assert engine.method._ready.preparation == preparation._estimate(engine.target, AutoSettings())
+    assert engine.method._ready.preparation.layers is not None
+    assert not [*kept.rglob("auto/*.json")], "the next process measures again"
+    plain = Engine(MODEL, method="autoregressive").generate(prompt(20), max_new_tokens=48, ignore_eos=True)
+    assert [output.token_ids for output in outputs] == 3 * [plain.token_ids]
+
+
+def test_what_was_kept_stays_where_steps_take_as_long(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_preparation(monkeypatch, kept)
+    quick = RowCosts((1, 2, 4), (1e-6, 1e-6, 1e-6))
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: quick)
+    engine = Engine(MODEL, method="auto")
+    engine.warmup()
+    for _ in range(3):
+        engine.generate(prompt(20), max_new_tokens=48, ignore_eos=True)
+    assert isinstance(engine.method, Auto)
+    assert engine.method._ready.preparation.verify == quick
+    assert [*kept.rglob("auto/*.json")]
 
 
 @pytest.mark.parametrize("damage", [{}, {"terms": {}}, {"verify": None}, {"verify": {"rows": [2], "seconds": [1]}}])

@@ -1,5 +1,7 @@
 """What ``auto`` takes a forward to cost."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,15 @@ def test_costs_that_other_processes_disturbed_are_measured_once_more(
     monkeypatch.setattr(measuring, "measure_together", lambda *_, **__: [next(left)])
     assert measure_row_costs(Target(build("llama")), (0, 1)) is measured[min(disturbed, 1)]
     assert len([*left]) == len(measured) - min(disturbed + 1, 2)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_measurement_whose_thread_had_to_wait_was_disturbed(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    began = time.perf_counter()
+    monkeypatch.setattr(measuring.time, "thread_time", lambda: share * (time.perf_counter() - began))
+    costs = measure_row_costs(Target(build("llama")), (0, 1), row_counts=(1,))
+    assert costs.alone == pytest.approx(share, abs=0.1)
+    assert costs.disturbed is (share < 0.8)
 
 
 @pytest.mark.parametrize(

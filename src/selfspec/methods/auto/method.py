@@ -11,7 +11,14 @@ from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
-from selfspec.methods.auto.preparation import AutoSettings, Preparation, expect, prepare, warn_of_memory
+from selfspec.methods.auto.preparation import (
+    AutoSettings,
+    Preparation,
+    expect,
+    prepare,
+    start_over,
+    warn_of_memory,
+)
 from selfspec.methods.auto.sources import MTP, HeadChoice, LayerChoice, find_head
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Trial
@@ -41,6 +48,9 @@ class _Doubt(NamedTuple):
 
 
 _MEASURED, _ESTIMATED = _Doubt(0.3, 0.08), _Doubt(1.0, 0.25)
+
+_FASTER, _SURE = 0.7, 0.1
+"""Share of a measured step's time below which steps show that the machine was busy then, and most doubt in that."""
 
 
 @register
@@ -79,7 +89,7 @@ class Auto(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        ready = self._ready
+        ready = self._settled()
         if not self._warned:
             self._warned = True
             warn_of_memory(ready.preparation, self.settings)
@@ -106,6 +116,15 @@ class Auto(Method):
         costs = None if self._head is None else measure_row_costs(self._head.own, (0, 1))
         self._ready = _Ready(self.target, prepared, self._head, costs, copies_made=True)
         self._warned = True
+
+    def _settled(self) -> "_Ready":
+        """What is known; where it was measured on a busy machine, estimates take its place, and acceptance stays."""
+        ready = self._ready
+        if ready.preparation.measured and ready.verify.factor < _FASTER and ready.verify.doubt < _SURE:
+            learned = self.state()
+            self._ready = ready = _Ready(self.target, start_over(self.target, self.settings), self._head)
+            self.restore(learned)
+        return ready
 
     def state(self) -> LearnedState:
         """The acceptance of drafts, and the layer draft that it is of. What this machine costs is not part of it."""

@@ -22,7 +22,7 @@ from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.trial_table import DeviceTrial, Tried
 
-_FORMAT = 6
+_FORMAT = 7
 """Of what is kept; raised where trials or their meaning change, so that all machines measure again."""
 
 _FOLDER = "auto"
@@ -92,6 +92,12 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
     kept = _with_copies(target, kept, progress)
     warn_of_memory(kept, settings)
     return kept
+
+
+def start_over(target: Target, settings: AutoSettings) -> Preparation:
+    """Estimates, in place of what was kept or measured on a machine that was busy then; it is measured again later."""
+    kept_file(target, _FOLDER).remove()
+    return _estimate(target, settings)
 
 
 def expect(target: Target, settings: AutoSettings) -> Preparation:

@@ -1,6 +1,7 @@
 """Measures what forwards cost by their number of rows, or estimates it by the bytes of the weights."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -69,6 +70,7 @@ def measure_together(
         forward[1]()  # makes copies, builds kernels, touches the weights
         _settle(lambda forward=forward: timed(forward[1], target.device, clock))  # type: ignore[misc]
     samples: list[dict[int, list[float]]] = [{rows: [] for rows in counts} for _ in forwards]
+    started, computed = time.perf_counter(), time.thread_time()
     began = clock()
     for turn in range(_PASSES):
         for rows in counts:
@@ -77,10 +79,12 @@ def measure_together(
                     samples[index][rows].append(timed(forwards[index][rows], target.device, clock))
         if turn + 1 >= _LEAST_PASSES and clock() - began > most_seconds:
             break
+    seconds = time.perf_counter() - started
+    alone = (time.thread_time() - computed) / seconds if target.device.type == "cpu" else 1.0
     fastest = [{rows: max(min(taken), 1e-9) for rows, taken in each.items() if taken} for each in samples]
     return [
-        _with_the_rest(seconds, counts, estimate_row_costs(target, precision))
-        for seconds, (_, precision) in zip(fastest, assignments, strict=True)
+        _with_the_rest(measured, counts, estimate_row_costs(target, precision), alone)
+        for measured, (_, precision) in zip(fastest, assignments, strict=True)
     ]
 
 
@@ -94,12 +98,12 @@ def _settle(seconds: Callable[[], float]) -> None:
         last = taken
 
 
-def _with_the_rest(measured: dict[int, float], counts: Sequence[int], estimate: RowCosts) -> RowCosts:
+def _with_the_rest(measured: dict[int, float], counts: Sequence[int], estimate: RowCosts, alone: float) -> RowCosts:
     """Costs of all ``counts``: those that were not measured have the shape of an estimate."""
     last = max(measured)
     scale = measured[last] / estimate(last)
     seconds = {rows: measured[rows] if rows in measured else scale * estimate(rows) for rows in counts}
-    return RowCosts(tuple(seconds), tuple(seconds.values()))
+    return RowCosts(tuple(seconds), tuple(seconds.values()), alone)
 
 
 def estimate_row_costs(target: Target, precision: AnyPrecision | None = None) -> RowCosts:

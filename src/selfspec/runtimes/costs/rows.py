@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of rows that are measured by default."""
@@ -16,16 +16,23 @@ MOST_PROBES = 3
 _DISTURBED = 1.5
 """Times as long as more rows that one row takes where a measurement is taken to have been disturbed."""
 
+_LEAST_ALONE = 0.8
+"""Share of a measurement's time in which its thread has a processor, where no other process disturbs it."""
+
 CostTable = Sequence[float]
 """Seconds of a forward by its number of rows, from 1 to ``MOST_ROWS``; entry 0 is 0."""
 
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Seconds of a forward with its LM head, by measured numbers of rows, ascending from 1."""
+    """Seconds of a forward with its LM head, by measured numbers of rows, ascending from 1.
+
+    ``alone`` is the share of the time in which the thread that measured had a processor.
+    """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    alone: float = field(default=1.0, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for rows that do not ascend from 1, or seconds that do not fit them."""
@@ -47,8 +54,8 @@ class RowCosts:
 
     @property
     def disturbed(self) -> bool:
-        """Whether one row took much longer than some number of more rows, as where other processes computed."""
-        return self.seconds[0] > _DISTURBED * min(self.seconds)
+        """Whether other processes computed: one row took much longer than more rows, or the thread had to wait."""
+        return self.alone < _LEAST_ALONE or self.seconds[0] > _DISTURBED * min(self.seconds)
 
     def table(self, sequences: int = 1) -> tuple[float, ...]:
         """The share of each of several sequences in one forward, by rows per sequence; a ``CostTable``."""

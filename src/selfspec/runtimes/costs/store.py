@@ -3,7 +3,6 @@
 ``selfspec profile`` keeps a whole cost model. Latencies of one row that a method measured have a file of their own.
 """
 
-import contextlib
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +55,9 @@ class _UnusedFile(KeptFile):
         """Does nothing."""
         return None
 
+    def remove(self) -> None:
+        """Does nothing."""
+
 
 def profile_path(target: Target) -> Path:
     """The file of a model's profile, whether it exists or not."""
@@ -71,8 +73,7 @@ def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
     """Writes a model's profile, replacing an older one and kept latencies; its path, or ``None`` if that failed."""
     path = kept_file(target, _PROFILES).write(profile)
     if path is not None:
-        with contextlib.suppress(OSError):
-            kept_file(target, _LATENCIES).path.unlink(missing_ok=True)
+        kept_file(target, _LATENCIES).remove()
     return path
 
 
