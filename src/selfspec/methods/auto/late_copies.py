@@ -6,7 +6,7 @@ import warnings
 import torch
 
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
-from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 
 _WEIGHTS_A_SECOND = 1e8
@@ -20,7 +20,7 @@ class LateCopies:
     threads. Without a target there is nothing to make; nor if they are ``made``.
     """
 
-    def __init__(self, target: Target | None = None, precision: Precision | None = None, *, made: bool = False) -> None:
+    def __init__(self, target: Target | None = None, precision: AnyPrecision | None = None, *, made: bool = False) -> None:
         self._target, self._precision = target, precision
         self.ready = made or target is None or precision is None
         self.failed = False

@@ -14,6 +14,7 @@ from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
 from selfspec.methods.auto.preparation import (
     AutoSettings,
     Preparation,
+    allowed_bytes,
     expect,
     prepare,
     start_over,
@@ -77,7 +78,7 @@ class Auto(Method):
 
     def __init__(self, target: Target, settings: AutoSettings) -> None:
         super().__init__(target, settings)
-        self._head = find_head(target)
+        self._head = find_head(target, allowed_bytes(target, settings))
         self._ready = _Ready(target, expect(target, settings), self._head)
         self._warned = False
 
@@ -113,7 +114,7 @@ class Auto(Method):
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures costs and chooses the layer draft; uses the kept result if there is one."""
         prepared = prepare(self.target, self.settings, progress)
-        costs = None if self._head is None else measure_row_costs(self._head.own, (0, 1))
+        costs = None if self._head is None else measure_row_costs(self._head.own, (0, 1), self._head.precision)
         self._ready = _Ready(self.target, prepared, self._head, costs, copies_made=True)
         self._warned = True
 
@@ -167,13 +168,13 @@ class _Ready:
         self.host = HostTime()
         self.layers: dict[str, LayerChoice | HeadChoice | None] = dict.fromkeys(_KINDS)
         if head is not None:
-            head_costs = head_costs or estimate_row_costs(head.own)
+            head_costs = head_costs or estimate_row_costs(head.own, head.precision)
             if trial is None or head_costs(1) <= trial.costs(1):  # one source drafts, and the head is the better one
                 self.trial = trial = None
-                doubt = _ESTIMATED
+                doubt, made = _ESTIMATED, LateCopies(head.own, head.precision, made=copies_made)
                 for kind in _KINDS:
                     costs = LiveCosts(head_costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
-                    self.layers[kind] = HeadChoice(head, costs)
+                    self.layers[kind] = HeadChoice(head, costs, made)
         if trial is not None:
             copies = LateCopies(target, trial.assignment.precision, made=copies_made)
             # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a

@@ -120,7 +120,7 @@ def _estimate(target: Target, settings: AutoSettings) -> Preparation:
         draft = estimate_row_costs(target, precision)
     except UnsupportedModelError:
         return Preparation(verify, None, measured=False)
-    if needed > _limit(target, settings):
+    if needed > allowed_bytes(target, settings):
         return Preparation(verify, None, needed, measured=False)
     layers = Trial(Assignment(KeptSet.full(target.sublayer_count), precision), CONFIDENCE.mean, draft)
     return Preparation(verify, layers, measured=False)
@@ -136,7 +136,7 @@ def _from_device_trial(target: Target, tried: DeviceTrial, settings: AutoSetting
             needed = target.low_bit_bytes(precision)
             if draft(1) >= verify(1):
                 break
-            if needed > _limit(target, settings):
+            if needed > allowed_bytes(target, settings):
                 return Preparation(verify, None, needed, measured=False)
             assignment = Assignment(KeptSet.full(target.sublayer_count), precision)
             return Preparation(verify, Trial(assignment, CONFIDENCE.mean, draft), measured=False)
@@ -166,7 +166,7 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
     progress("forwards of several rows")
     seconds = _SHARE_FOR_COSTS * settings.trial_seconds
     verify = measure_row_costs(target, range(target.sublayer_count), most_seconds=seconds)
-    limit = _limit(target, settings)
+    limit = allowed_bytes(target, settings)
     length = max(16, min(_TEXT, int(_SHARE_FOR_TEXT * settings.trial_seconds / verify(1)), target.context_limit))
     progress("drafts on a text of the model's own")
     trials = try_assignments(
@@ -193,7 +193,7 @@ def _terms(settings: AutoSettings) -> dict[str, Any]:
     return {"group": settings.group, "most_bytes": _most_bytes(settings), "most_seconds": settings.trial_seconds}
 
 
-def _limit(target: Target, settings: AutoSettings) -> float:
+def allowed_bytes(target: Target, settings: AutoSettings) -> float:
     """Most bytes of low-bit weights, on the target's device."""
     available, most_bytes = free_bytes(target.device), _most_bytes(settings)
     most = math.inf if most_bytes is None else most_bytes

@@ -61,10 +61,11 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """The checkpoint's multi-token-prediction head, and the costs of its forwards."""
+    """The checkpoint's multi-token-prediction head, the costs of its forwards, and its low-bit weights."""
 
     head: MtpHead
     costs: LiveCosts
+    copies: LateCopies = field(default_factory=LateCopies)
 
     def begin(self, prefill: Prefill) -> "HeadOfRequest":
         """For a request, whose last hidden states it reads."""
@@ -78,7 +79,7 @@ class HeadOfRequest:
     takes_guesses = False
 
     def __init__(self, choice: HeadChoice, drafter: MtpDrafter) -> None:
-        self.costs, self.copies = choice.costs, LateCopies()
+        self.costs, self.copies = choice.costs, choice.copies
         self._drafter = drafter
         self._catches_up = False  # in the draft that was planned last
 
@@ -110,12 +111,18 @@ class HeadOfRequest:
         self._drafter.learn(feedback)
 
 
-def find_head(target: Target) -> MtpHead | None:
-    """The head of a target's checkpoint; ``None`` where it has none, or one that cannot run, which warns."""
+def find_head(target: Target, most_bytes: float) -> MtpHead | None:
+    """The head of a target's checkpoint; ``None`` where it has none, or one that cannot run, which warns.
+
+    It drafts with low-bit weights, where kernels run them and they take at most so many bytes.
+    """
     if not has_head(target.model):
         return None
     try:
-        return MtpHead(target)
+        head = MtpHead(target, precision=MtpSettings().precision, required=False)
+        if head.precision is not None and head.own.low_bit_bytes(head.precision) > most_bytes:
+            head = MtpHead(target)
     except (ModelLoadError, UnsupportedModelError) as error:
         warnings.warn(f"auto drafts without the head of the checkpoint: {error}", NoHeadWarning, stacklevel=4)
         return None
+    return head
