@@ -20,7 +20,9 @@ class LateCopies:
     threads. Without a target there is nothing to make; nor if they are ``made``.
     """
 
-    def __init__(self, target: Target | None = None, precision: AnyPrecision | None = None, *, made: bool = False) -> None:
+    def __init__(
+        self, target: Target | None = None, precision: AnyPrecision | None = None, *, made: bool = False
+    ) -> None:
         self._target, self._precision = target, precision
         self.ready = made or target is None or precision is None
         self.failed = False
