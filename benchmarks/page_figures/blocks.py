@@ -29,8 +29,8 @@ _BRIEF = f"{_GGUF} --only bandwidth,chat,edits,rows,prompt,busy,memory,first --r
 _RUN = "selfspec bench run --suite SUITE --limit 1 --max-new-tokens 128 --methods auto,suffix,low-bit,mixed --out DIR"
 _REPLICAS = "selfspec-ray-2:auto,selfspec-ray-2:autoregressive,selfspec:auto,selfspec:autoregressive,selfspec-ray:auto"
 _CASCADES = (
-    "selfspec bench run --model smollm2 --unpack --suite spec-bench:question.jsonl --limit 1 "
-    "--max-new-tokens 96 --methods 'suffix,low-bit,cascade(suffix, low-bit)' --peers none --out DIR"
+    "selfspec bench run --model smollm2 --unpack --suite humaneval:FILE --limit 6 --max-new-tokens 128 "
+    "--methods 'auto,suffix,low-bit,cascade(suffix, low-bit)' --peers llama-cpp --out DIR"
 )
 
 
@@ -78,6 +78,7 @@ def _runs(*names: str) -> tuple[str, ...]:
 
 
 _AUTO_SMOLLM2 = _runs("smollm2-auto-spec-bench", "smollm2-auto-gsm8k", "smollm2-auto-humaneval")
+_WITH_AVX2 = _runs("smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
 _AUTO_OTHERS = _runs(
     "smollm2-auto-spec-bench-sampled",
     "smollm2-auto-hot-spec-bench",
@@ -165,7 +166,8 @@ BLOCKS: dict[str, Block] = {
         "python benchmarks/bridges.py --engine vllm --together --model FOLDER --python PYTHON --out FILE",
         _only(bridges.table),
     ),
-    "cascades": Block(_runs("smollm2-cascades-spec-bench"), _CASCADES, tables.candidates),
+    "cascades": Block(_WITH_AVX2, _CASCADES, tables.candidates),
+    "auto with AVX2": Block(_WITH_AVX2, _CASCADES, _auto),
     "a trained head": Block(
         ("runs/tiny-mtp-mini-bf16-cpu/summary",),
         "selfspec bench run --model tiny-mtp --methods autoregressive,mtp,auto --peers none --out DIR",

@@ -84,21 +84,18 @@ def categories(results: Results) -> str:
 
 
 def candidates(results: Results) -> str:
-    """Speed ÷ plain decoding, acceptance and tokens a round by method and run."""
-    (result,) = results.values()
+    """Speed ÷ plain decoding, acceptance and tokens a round by method, and by suite where there are several."""
     rows = []
-    for name, each in result["candidates"].items():
-        found = each["overall"]
-        low, high = found["speedup_interval"]
-        rows.append(
-            [
-                f"`{name}`",
-                f"{found['speedup']:.2f} ({low:.2f} to {high:.2f})",
-                _number(found["acceptance_rate"]),
-                _number(found["mean_generated_length"]),
-            ]
-        )
-    return grid(["method", "speed ÷ plain decoding (95 %)", "acceptance", "tokens a round"], rows)
+    for result in results.values():
+        suite = [result["options"]["suite"].partition(":")[0]] if len(results) > 1 else []
+        for name, each in result["candidates"].items():
+            found = each["overall"]
+            low, high = found["speedup_interval"]
+            speed = f"{found['speedup']:.2f} ({low:.2f} to {high:.2f})"
+            rates = _number(found["acceptance_rate"]), _number(found["mean_generated_length"])
+            rows.append([*suite, f"`{name}`", speed, *rates])
+    suites = ["suite"] if len(results) > 1 else []
+    return grid([*suites, "method", "speed ÷ plain decoding (95 %)", "acceptance", "tokens a round"], rows)
 
 
 def llama_bits(results: Results) -> str:
