@@ -16,7 +16,7 @@ MOST_PROBES = 3
 _DISTURBED = 1.5
 """Times as long as more rows that one row takes where a measurement is taken to have been disturbed."""
 
-_LEAST_ALONE = 0.8
+_LEAST_ALONE = 0.7
 """Share of a measurement's time in which its thread has a processor, where no other process disturbs it."""
 
 CostTable = Sequence[float]
