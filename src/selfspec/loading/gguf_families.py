@@ -11,11 +11,10 @@ import transformers
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
-from selfspec.loading.gguf_deepseek import has_sigmoids, scale_yarn
 from selfspec.loading.gguf_ends import read_special_tokens
-from selfspec.loading.gguf_family import MOST_EXPERTS, GgufFamily, Header
+from selfspec.loading.gguf_family import GgufFamily, Header
 from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_own import DEEPSEEK_V3, FAMILIES, MIXTRAL, OLMO3
+from selfspec.loading.gguf_own import FAMILIES, OTHERS
 from selfspec.loading.gguf_rope import read_rope
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 from selfspec.model.families import FAMILIES as ROWS
@@ -75,13 +74,8 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
             f"the family '{settings.architecture[:40]}' of this GGUF file is not supported; supported are "
             f"{', '.join(FAMILIES)}"
         )
-    if settings.architecture == "llama" and settings.integer("expert_count", 0, most=MOST_EXPERTS):
-        return MIXTRAL
-    if settings.architecture == "deepseek2" and has_sigmoids(settings):
-        return DEEPSEEK_V3
-    if settings.architecture == "olmo2" and settings.integer("attention.sliding_window", 0):
-        return OLMO3
-    return FAMILIES[settings.architecture]
+    is_other, other = OTHERS.get(settings.architecture, (None, None))
+    return other if is_other and other and is_other(settings) else FAMILIES[settings.architecture]
 
 
 def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: GgufFamily) -> Header:
@@ -131,8 +125,7 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
     rope = read_rope(settings, tensors, header.head_dim, context, partial=family.partial_rope)
     if rope["rope_type"] == "yarn" and not family.rounds_yarn:
         rope["truncate"] = False
-    if family.latent:
-        rope = scale_yarn(settings, rope)
+    rope = family.change_rope(settings, rope)
     if family.rope_by_layer_type:
         base = settings.number("rope.freq_base_swa", family.local_base or rope["rope_theta"])
         local = {"rope_type": "default", "rope_theta": base}

@@ -61,12 +61,15 @@ class GgufFamily:
         rms: norms divide by a root of mean squares, and subtract no mean.
         modules: names in GGUF by those of modules in transformers, where it differs from others.
         interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
-        transposed: parameters of experts have inputs before outputs, and gate and up of an entry side by side.
+        in_turns: parameters of experts have gate and up of an entry side by side.
+        transposed: what the names of modules have whose weights have inputs before outputs; empty for none.
         norms_plus_one: files have one added to the weights of norms.
         partial_rope: whether its models can rotate a part of a head.
         rope_by_layer_type: whether each type of layers has a rope of its own.
         local_base: of the rope of layers with a window, where a file does not say it; ``None`` for that of the others.
         rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
+        rotates: its models have a rope.
+        change_rope: reads further settings of it.
         latent: attention is to latents.
         varies: layers may have no heads of keys or no MLP.
         order_outputs: gives, for a config, the outputs of tensors in transformers' order, by name, where it differs.
@@ -79,12 +82,15 @@ class GgufFamily:
     rms: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
-    transposed: bool = False
+    in_turns: bool = False
+    transposed: str = ""
     norms_plus_one: bool = False
     partial_rope: bool = False
     rope_by_layer_type: bool = False
     local_base: float | None = None
     rounds_yarn: bool = True
+    rotates: bool = True
+    change_rope: Callable[[Settings, dict[str, Any]], dict[str, Any]] = lambda _, rope: rope
     latent: bool = False
     varies: bool = False
     order_outputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}

@@ -1,10 +1,11 @@
 """What families of models in GGUF files have of their own: one row of a table each, with what reads their settings."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from selfspec.loading.gguf_deepseek import read_latents, read_mixture, read_softmax_mixture
+from selfspec.loading.gguf_deepseek import has_sigmoids, read_latents, read_mixture, read_softmax_mixture, scale_yarn
 from selfspec.loading.gguf_family import (
     GgufFamily,
     Header,
@@ -16,7 +17,7 @@ from selfspec.loading.gguf_family import (
     routed,
 )
 from selfspec.loading.gguf_hybrids import HYBRIDS
-from selfspec.loading.gguf_settings import damaged, refused
+from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 
 def _granite_moe(header: Header) -> dict[str, Any]:
@@ -189,6 +190,11 @@ def _stablelm(header: Header) -> dict[str, Any]:
     }
 
 
+def _has(settings: Settings, name: str) -> bool:
+    """Whether a number is there and not 0."""
+    return settings.integer(name, 0) > 0
+
+
 _AFTER_ATTENTION = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -235,23 +241,27 @@ FAMILIES = {
     "starcoder2": GgufFamily("starcoder2", _one_for_biases, norm="norm_epsilon", rms=False),
     "glm4": GgufFamily("glm4", biases, modules=_SANDWICH, partial_rope=True),
     "glm4moe": GgufFamily("glm4_moe", _glm4_moe, modules=_BEFORE_MLP, partial_rope=True),
-    "gpt-oss": GgufFamily("gpt_oss", _gpt_oss, modules=_BEFORE_MLP, transposed=True, rounds_yarn=False),
-    "deepseek2": GgufFamily("deepseek_v2", _deepseek2, latent=True),
+    "gpt-oss": GgufFamily("gpt_oss", _gpt_oss, modules=_BEFORE_MLP, in_turns=True, transposed=".experts.", rounds_yarn=False),
+    "deepseek2": GgufFamily("deepseek_v2", _deepseek2, change_rope=scale_yarn, latent=True),
     "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", rms=False, partial_rope=True),
     **HYBRIDS,
 }
 """By ``general.architecture``."""
 
-MIXTRAL = GgufFamily("mixtral", experts, interleaved=True)
-DEEPSEEK_V3 = GgufFamily("deepseek_v3", _deepseek3, latent=True)
-OLMO3 = GgufFamily("olmo3", _olmo3, modules=_AFTER_ATTENTION, rope_by_layer_type=True)
-
-_NAMES = {
-    **{family.model_type: name for name, family in FAMILIES.items()},
-    **{"mistral": "llama", MIXTRAL.model_type: "llama", DEEPSEEK_V3.model_type: "deepseek2", OLMO3.model_type: "olmo2"},
+OTHERS: dict[str, tuple[Callable[[Settings], bool], GgufFamily]] = {
+    "llama": (lambda settings: _has(settings, "expert_count"), GgufFamily("mixtral", experts, interleaved=True)),
+    "deepseek2": (has_sigmoids, GgufFamily("deepseek_v3", _deepseek3, change_rope=scale_yarn, latent=True)),
+    "olmo2": (
+        lambda settings: _has(settings, "attention.sliding_window"),
+        GgufFamily("olmo3", _olmo3, modules=_AFTER_ATTENTION, rope_by_layer_type=True),
+    ),
 }
+"""Families that files do not name apart from another one, and how to know them."""
 
-BY_MODEL_TYPE = {family.model_type: family for family in (*FAMILIES.values(), MIXTRAL, DEEPSEEK_V3, OLMO3)}
+_ALL = [*FAMILIES.items(), *((name, family) for name, (_, family) in OTHERS.items())]
+_NAMES = {"mistral": "llama", **{family.model_type: name for name, family in _ALL}}
+
+BY_MODEL_TYPE = {family.model_type: family for _, family in _ALL}
 """By ``config.model_type``."""
 
 
