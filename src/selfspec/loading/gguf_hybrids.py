@@ -1,4 +1,4 @@
-"""What GGUF files say of layers with recurrent states: gated delta nets, short convolutions and Mamba-2."""
+"""What GGUF files say of layers with recurrent states: gated delta nets, short convolutions, Mamba and Mamba-2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,16 +7,19 @@ import numpy as np
 
 from selfspec.loading.gguf_deepseek import read_mixture
 from selfspec.loading.gguf_family import (
+    MOST_EXPERTS,
     GgufFamily,
     Header,
     Rows,
+    biases,
     biases_and_mlp,
     experts,
+    multipliers,
     qwen2_moe,
     require_sigmoids,
     routed,
 )
-from selfspec.loading.gguf_settings import Settings, damaged
+from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 _PERIOD = 4
 """Every fourth layer has full attention where a file does not say which."""
@@ -184,6 +187,55 @@ def _nemotron_h(header: Header) -> dict[str, Any]:
     return values
 
 
+def _mamba(header: Header) -> dict[str, Any]:
+    settings, inner = header.settings, header.settings.integer("ssm.inner_size")
+    settings.get("ssm.dt_b_c_rms")
+    return {
+        "state_size": settings.integer("ssm.state_size"),
+        "conv_kernel": settings.integer("ssm.conv_kernel"),
+        "time_step_rank": settings.integer("ssm.time_step_rank"),
+        "intermediate_size": inner,
+        "expand": inner // header.hidden,
+        "use_bias": header.has("ssm_in.bias"),
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
+    }
+
+
+def _mamba2(header: Header) -> dict[str, Any]:
+    sizes = _read_mamba2(header.settings)
+    return {
+        **{name: sizes[own] for name, own in _MAMBA2_SIZES.items()},
+        "expand": sizes["inner"] // header.hidden,
+        "use_bias": header.has("ssm_in.bias"),
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
+    }
+
+
+def _granite_hybrid(header: Header) -> dict[str, Any]:
+    settings, sizes = header.settings, _read_mamba2(header.settings)
+    if settings.get("rope.scaling.finetuned") is not False:
+        raise refused("this GGUF file is of a Granite hybrid with a rope (Bamba), not supported")
+    kinds = [
+        "full_attention" if heads else "linear_attention" for heads in settings.by_layer("attention.head_count_kv")
+    ]
+    if len(kinds) != header.layers or "linear_attention" not in kinds:
+        raise damaged(f"this GGUF file has the kinds {set(kinds)} of {len(kinds)} layers of {header.layers}")
+    first = kinds.index("linear_attention")
+    has_experts = settings.integer("expert_count", 0, most=MOST_EXPERTS) > 0
+    shared = settings.integer("expert_shared_feed_forward_length", 0)
+    return {
+        **biases(header),
+        **multipliers(header),
+        **(experts(header) if has_experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
+        **{f"mamba_{name}": sizes[own] for name, own in _FALCON_SIZES.items() if name != "d_ssm"},
+        "mamba_expand": sizes["inner"] // header.hidden,
+        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in header.tensors,
+        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in header.tensors,
+        "shared_intermediate_size": shared or settings.integer("feed_forward_length"),
+        "layer_types": kinds,
+    }
+
+
 _DELTA_NETS: dict[str, Any] = {
     "modules": {"post_attention_layernorm": "post_attention_norm"},
     "norms_plus_one": True,
@@ -237,6 +289,25 @@ _NEMOTRON_SIZES = {
     "ssm_state_size": "state",
     "conv_kernel": "kernel",
 }
+_MAMBA2_SIZES = {
+    "num_heads": "heads",
+    "head_dim": "head",
+    "n_groups": "groups",
+    "state_size": "state",
+    "conv_kernel": "kernel",
+}
+_MAMBA = {
+    **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
+    "mixer.x_proj": "ssm_x",
+    "mixer.dt_proj": "ssm_dt",
+    "norm": "attn_norm",
+    "backbone.embeddings": "token_embd",
+    "backbone.norm_f": "output_norm",
+}
+_GRANITE_HYBRID = {
+    **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
+}
+_RECURRENT: dict[str, Any] = {"norm": "layer_norm_epsilon", "modules": _MAMBA, "attends": False, "rotates": False}
 _NEMOTRON_H = {
     **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
     **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
@@ -254,7 +325,14 @@ _NEMOTRON_H = {
     "model.norm_f": "output_norm",
 }
 
+FALCON_MAMBA = GgufFamily("falcon_mamba", _mamba, **_RECURRENT)
+
 HYBRIDS = {
+    "mamba": GgufFamily("mamba", _mamba, **_RECURRENT),
+    "mamba2": GgufFamily("mamba2", _mamba2, **_RECURRENT),
+    "granitehybrid": GgufFamily(
+        "granitemoehybrid", _granite_hybrid, modules=_GRANITE_HYBRID, interleaved=True, varies=True
+    ),
     "qwen3next": GgufFamily("qwen3_next", _qwen3_next, order_outputs=_order_joined, **_DELTA_NETS),
     "qwen35": GgufFamily(
         "qwen3_5_text", _qwen35, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS

@@ -126,6 +126,8 @@ _MODULES = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "shared_mlp.input_linear": "ffn_gate_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
     "linear_attn.in_proj_qkvz": "ssm_in",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
@@ -146,9 +148,14 @@ _MODULES = {
 _JOINED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+    "ffn_gate_up_shexp": ("ffn_gate_shexp", "ffn_up_shexp"),
+    "ffn_gate_up": ("ffn_gate", "ffn_up"),
     "ssm_in": ("attn_qkv", "attn_gate"),
 }
 """Tensors that stand for several ones, whose outputs they have one after another."""
+
+_WITHOUT_EXPERTS = {"ffn_gate_up_shexp": "ffn_gate_up", "ffn_down_shexp": "ffn_down"}
+"""What shared experts are called where there are no others."""
 
 _EXPANDING, _EXPANDING_PARTS = "attn_kv_b", ("attn_k_b", "attn_v_b")
 """What expands latents to keys and values: one tensor, or two by head; see ``Source.by_head``."""
@@ -277,6 +284,8 @@ class _Finder:
             return found, self._range(
                 found[0], module, sum(self._outputs[each] for each in parts[: parts.index(module)])
             )
+        if module in _WITHOUT_EXPERTS:
+            return self._find_tensors(block, _WITHOUT_EXPERTS[module], kind, name)
         missing = next(each for each in _JOINED.get(module, (module,)) if there(each) is None)
         family = self._family.model_type
         raise refused(f"this GGUF file has no tensor {block}{missing}{ends[0]}, which a {family} model needs ({name})")
