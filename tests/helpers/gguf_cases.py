@@ -81,13 +81,18 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron_h-moe": {},
     "lfm2": {},
     "lfm2_moe": {},
+    "mellum": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1000.0} for kind in ("full_attention", "sliding_attention")
+        },
+    },
     "solar_open": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.0},
     },
     **{
         case: {}
         for case in (
-            *("exaone_moe", "mellum", "hy_v3", "jais2", "glm", "iquestcoder", "internlm3"),
+            *("exaone_moe", "hy_v3", "jais2", "glm", "iquestcoder", "internlm3"),
             *("gpt2", "gpt_bigcode", "gpt_neox", "gpt_neox-serial", "bloom", "mpt", "mpt-clipped", "falcon"),
             *("falcon-two-norms", "falcon-one-norm", "phi", "phimoe", "cohere", "cohere-head-norms", "olmo"),
             *("olmo-clipped", "exaone", "llama4_text", "ministral3", "hunyuan_v1_moe", "granitemoeshared"),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import MODEL_ARCH, GGMLQuantizationType
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from helpers.gguf_cases import CASES, HYBRIDS, assert_same_model, built, logits, open_case, read_model
@@ -113,6 +113,19 @@ def test_llama_cpp_computes_the_same_where_it_computes_that(name: str, tmp_path:
     model, ids = make(config, case), prompt(40)
     path = save_family(model, tmp_path / "model.gguf")
     assert (by_llama_cpp(path, ids) - logits(model, ids)).abs().max() < 1e-4
+
+
+def test_granite_4_without_recurrent_layers_is_granite(tmp_path: Path) -> None:
+    """Its files have the settings of these layers, and of shared experts, but no such tensors."""
+    names = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+    settings: dict[str, Any] = {f"ssm.{name}": 4 for name in names}
+    more = {"expert_shared_feed_forward_length": 96, "expert_count": 0, "rope.scaling.finetuned": True}
+    assert_same_model(open_case("granite", tmp_path, settings=settings | more), "granite")
+
+
+def test_mistral3_without_scaled_queries_is_mistral(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "mistral", MODEL_ARCH.MISTRAL3)
+    assert_same_model(open_case("mistral", tmp_path), "mistral")
 
 
 FUSED = ("llama-tied-biases", "qwen2", "qwen3", "granite")

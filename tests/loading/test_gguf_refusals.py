@@ -21,7 +21,7 @@ from selfspec.loading.gguf_tensors import find_parameters
 from selfspec.loading.without_weights import build_on_meta
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"settings": {":general.architecture": "falcon"}}, "family 'falcon'"),
+    ("llama", {"settings": {":general.architecture": "gptj"}}, "family 'gptj'"),
     ("llama", {"settings": {":general.type": "mmproj"}}, "holds no model but: mmproj"),
     ("llama", {"settings": {"attention.clamp_kqv": 8.0}}, r"llama\.attention\.clamp_kqv = 8"),
     ("llama", {"settings": {"attention.causal": False}}, r"llama\.attention\.causal = False"),
@@ -71,6 +71,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"leave_out": tuple(f"blk.{layer}.ffn_norm.weight" for layer in range(6))},
         "own modules only",
     ),
+    ("gpt2", {"settings": {"rope.freq_base": 10000.0}}, r"gpt2\.rope\.freq_base = 10000"),
+    ("gpt_bigcode", {"settings": {"attention.head_count_kv": 4}}, "4 heads of keys"),
+    ("gpt2", {"leave_out": ("position_embd.weight",)}, r"no tensor position_embd\.weight"),
+    ("mpt", {"settings": {"attention.max_alibi_bias": 16.0}}, "max_alibi_bias = 16, not 8"),
+    ("mpt", {"leave_out": ("attention.max_alibi_bias",)}, "max_alibi_bias = 0, not 8"),
+    ("olmo", {"settings": {"attention.layer_norm_epsilon": 1e-6}}, "norms that add 1e-06"),
+    ("llama4_text", {"settings": {"attention.sliding_window": 0}}, r"llama4\.attention\.sliding_window"),
+    (
+        "phimoe",
+        {"tensors": dict.fromkeys(("rope_factors_long.weight", "rope_factors_short.weight"), np.ones(8))},
+        "by factors of Phi-MoE",
+    ),
+    ("hunyuan_v1_moe", {"settings": {"expert_feed_forward_length": 48}}, r"of the widths \[48, 96\]"),
+    ("hunyuan_v1_moe", {"settings": {"expert_shared_count": 2}}, "shared experts"),
+    ("ministral3", {"settings": {"rope.scaling.type": "none"}}, "as 'default', not as 'yarn'"),
+    ("granitemoehybrid", {"settings": {"rope.scaling.finetuned": True}}, "Granite hybrid with a rope"),
+    ("exaone_moe", {"settings": {"expert_gating_func": 1}}, "a softmax, not the sigmoids"),
+    ("hy_v3", {"settings": {"expert_weights_norm": False}}, r"hy-v3\.expert_weights_norm = False"),
     ("glm4", {"settings": {"rope.dimension_sections": [8, 12, 12, 0]}}, r"glm4\.rope\.dimension_sections"),
     ("glm4", {"settings": {"nextn_predict_layers": 1}}, r"glm4\.nextn_predict_layers = 1"),
     ("qwen3", {"settings": {"attention.sliding_window": 64}}, r"qwen3\.attention\.sliding_window = 64"),
