@@ -27,7 +27,7 @@ def families(
     import transformers
 
     from selfspec_lab.families.examine import examine
-    from selfspec_lab.families.page import cells, table, with_table
+    from selfspec_lab.families.page import line, table, with_table
     from selfspec_lab.families.tiny import family_names
 
     silence_libraries()
@@ -43,19 +43,7 @@ def families(
         if as_json:
             typer.echo(json.dumps(vars(every[-1]), allow_nan=False))
         else:
-            facts, line = every[-1], cells(every[-1])
-            typer.echo(f"{line[0]:<22}{facts.refusal or '  '.join(filter(None, _words(line)))}")
+            typer.echo(line(every[-1]))
     if page is not None:
         text = page.read_text(encoding="utf-8")
         page.write_text(with_table(text, table(every, transformers.__version__)), encoding="utf-8")
-
-
-def _words(line: tuple[str, ...]) -> list[str]:
-    split, fused, *marks, file = line[1:]
-    names = ("native", "low bits", "trees", "states")
-    return [
-        f"{split:<19}",
-        f"{fused} fused" if fused else "",
-        *(name for name, mark in zip(names, marks, strict=True) if mark),
-        f"GGUF {file}" if file else "",
-    ]
