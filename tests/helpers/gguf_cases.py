@@ -96,7 +96,8 @@ CASES: dict[str, dict[str, Any]] = {
             *("gpt2", "gpt_bigcode", "gpt_neox", "gpt_neox-serial", "bloom", "mpt", "mpt-clipped", "falcon"),
             *("falcon-two-norms", "falcon-one-norm", "phi", "phimoe", "cohere", "cohere-head-norms", "olmo"),
             *("olmo-clipped", "exaone", "llama4_text", "ministral3", "hunyuan_v1_moe", "granitemoeshared"),
-            *("granitemoehybrid", "granitemoehybrid-dense", "mamba", "falcon_mamba", "mamba2"),
+            *("granitemoehybrid", "granitemoehybrid-dense", "mamba", "falcon_mamba", "mamba2", "jamba"),
+            *("jamba-dense", "minicpm3", "glm4_moe_lite"),
         )
     },
 }
@@ -145,6 +146,13 @@ _GRANITE_HYBRID = {
     "max_position_embeddings": 2**20,
 }
 _MAMBA = {"state_size": 16, "time_step_rank": 4, "intermediate_size": 128}
+_JAMBA = {
+    **{"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    **{"mamba_d_state": 16, "mamba_dt_rank": 4},
+}
+_LATENT = {
+    **{"q_lora_rank": 32, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 16},
+}
 _FALCON_40B = {
     **{"new_decoder_architecture": True, "multi_query": False, "num_kv_heads": 2, "max_position_embeddings": 2048},
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
@@ -190,6 +198,14 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
         "num_experts_per_tok": 0,
         "shared_intermediate_size": 96,
+    },
+    "jamba": {**_JAMBA, "num_experts": 4, "num_experts_per_tok": 2},
+    "jamba-dense": {**_JAMBA, "num_experts": 1, "num_experts_per_tok": 1},
+    "minicpm3": {**_LATENT, "num_key_value_heads": 4, "scale_emb": 12.0},
+    "glm4_moe_lite": {
+        **_LATENT,
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 4},
+        **{"n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     },
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,

@@ -71,6 +71,9 @@ ARCHITECTURES = {
     "iquestcoder": MODEL_ARCH.LLAMA,
     "internlm3": MODEL_ARCH.LLAMA,
     "solar_open": MODEL_ARCH.GLM4_MOE,
+    "glm4_moe_lite": MODEL_ARCH.DEEPSEEK2,
+    "minicpm3": MODEL_ARCH.MINICPM3,
+    "jamba": MODEL_ARCH.JAMBA,
     "gpt2": MODEL_ARCH.GPT2,
     "gpt_bigcode": MODEL_ARCH.STARCODER,
     "gpt_neox": MODEL_ARCH.GPTNEOX,
@@ -276,7 +279,7 @@ def _settings(config: Any) -> dict[str, Any]:
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", getattr(config, "logit_scale", None)),
         **_routing(config),
-        **(_latents(config) if family.startswith("deepseek") else {}),
+        **(_latents(config) if family.startswith("deepseek") or family == "glm4_moe_lite" else {}),
         **hybrid_settings(config),
         **further_settings(config),
         "use_parallel_residual": True if family == "stablelm" else None,  # as of a config that does not have it
@@ -327,7 +330,9 @@ def _routing(config: Any) -> dict[str, Any]:
         "expert_weights_norm": config.norm_topk_prob or None,
         "expert_group_count": config.n_group,
         "expert_group_used_count": config.topk_group,
-        "leading_dense_block_count": getattr(config, "first_k_dense_replace", None),
+        "leading_dense_block_count": 1
+        if config.model_type == "glm4_moe_lite"
+        else getattr(config, "first_k_dense_replace", None),
     }
 
 
@@ -392,7 +397,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
         name = f"{name}.weight" if name.endswith("sinks") else name
         if config.model_type == "nemotron_h":
             name = name.replace("model.", "backbone.", 1)
-        elif name.endswith("pre_ff_layernorm.weight"):
+        elif config.model_type == "falcon_h1" and name.endswith("pre_ff_layernorm.weight"):
             yield names.get_name(name), values
             continue
         if (parts := hybrid_tensors(name, values, config)) is not None:
@@ -403,7 +408,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
                 yield each if each.startswith("blk.") else f"{names.get_name(module)}.{kind}", numbers
         elif ".norms." in name:  # one for each head
             norms.setdefault(name.split(".norms.")[0], []).append(values)
-        elif name.endswith("kv_b_proj.weight"):
+        elif name.endswith("kv_b_proj.weight") and config.model_type != "minicpm3":
             yield from _expanding(names, name, values, config)
         elif name.endswith("_correction_bias"):
             plain = name.removesuffix("_bias").replace("gate.moe_statics", "moe_statics")

@@ -10,10 +10,10 @@ Values = npt.NDArray[np.float32]
 
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 CONVOLUTIONS = ("lfm2", "lfm2_moe")
-_MAMBA = ("mamba", "falcon_mamba")
-RECURRENT = (*_MAMBA, "mamba2")
+_MAMBA = ("mamba", "falcon_mamba", "jamba")
+RECURRENT = ("mamba", "falcon_mamba", "mamba2")
 _STATES = {
-    **dict.fromkeys(("falcon_h1", "granitemoehybrid"), ".mamba."),
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid", "jamba"), ".mamba."),
     **dict.fromkeys(("nemotron_h", *RECURRENT), ".mixer."),
 }
 """What parameters with states of Mamba or Mamba-2 are in, by family."""
@@ -72,6 +72,18 @@ def _mamba_settings(config: Any) -> dict[str, Any]:
 
 
 def _mamba2_settings(config: Any) -> dict[str, Any]:
+    if config.model_type == "jamba":
+        groups = config.num_key_value_heads
+        return {
+            "attention.head_count_kv": [groups if kind == "attention" else 0 for kind in config.layers_block_type],
+            "expert_feed_forward_length": None,
+            "rope.freq_base": None,
+            "rope.dimension_count": None,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.time_step_rank": config.mamba_dt_rank,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        }
     if config.model_type == "granitemoehybrid":
         kinds = config.layer_types
         return {
@@ -152,6 +164,7 @@ _MAMBA2 = {
     "x_proj.weight": "ssm_x.weight",
     "dt_proj.weight": "ssm_dt.weight",
     "dt_proj.bias": "ssm_dt.bias",
+    **{f"{part}_layernorm.weight": f"ssm_{part}_norm.weight" for part in ("dt", "b", "c")},
     "dt_bias": "ssm_dt.bias",
     "A_log": "ssm_a",
     "D": "ssm_d",

@@ -70,6 +70,15 @@ def further_settings(config: Any) -> dict[str, Any]:
             "rope.scaling.yarn_beta_fast": rope["beta_fast"],
             "rope.scaling.yarn_beta_slow": rope["beta_slow"],
         }
+    if family == "minicpm3":
+        return {
+            "attention.q_lora_rank": config.q_lora_rank,
+            "attention.kv_lora_rank": config.kv_lora_rank,
+            "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "attention.value_length": None,
+            "logit_scale": None,
+            "rope.dimension_count": config.qk_rope_head_dim,
+        }
     if family == "hunyuan_v1_moe":
         return {
             "expert_used_count": config.moe_topk,

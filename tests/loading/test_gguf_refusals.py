@@ -87,6 +87,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan_v1_moe", {"settings": {"expert_shared_count": 2}}, "shared experts"),
     ("ministral3", {"settings": {"rope.scaling.type": "none"}}, "as 'default', not as 'yarn'"),
     ("granitemoehybrid", {"settings": {"rope.scaling.finetuned": True}}, "Granite hybrid with a rope"),
+    ("jamba", {"settings": {"attention.head_count_kv": [0, 2, 2, 0, 0, 2]}}, "no regular attn_layer_period"),
     ("exaone_moe", {"settings": {"expert_gating_func": 1}}, "a softmax, not the sigmoids"),
     ("hy_v3", {"settings": {"expert_weights_norm": False}}, r"hy-v3\.expert_weights_norm = False"),
     ("glm4", {"settings": {"rope.dimension_sections": [8, 12, 12, 0]}}, r"glm4\.rope\.dimension_sections"),

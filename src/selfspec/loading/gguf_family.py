@@ -39,9 +39,13 @@ class Header:
     groups: int
     head_dim: int
 
+    def layers_with(self, name: str) -> list[bool]:
+        """Whether each layer has a tensor of this name."""
+        return [f"blk.{layer}.{name}" in self.tensors for layer in range(self.layers)]
+
     def has(self, name: str) -> bool:
-        """Whether the first layer has a tensor of this name."""
-        return f"blk.0.{name}" in self.tensors
+        """Whether some layer has a tensor of this name."""
+        return any(self.layers_with(name))
 
     @property
     def has_qkv_bias(self) -> bool:

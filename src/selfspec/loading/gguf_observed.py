@@ -12,7 +12,6 @@ from selfspec.loading.gguf_family import (
     biases,
     biases_and_mlp,
     experts,
-    multipliers,
     windows,
 )
 from selfspec.loading.gguf_settings import Settings, refused
@@ -105,7 +104,7 @@ def _olmo(header: Header) -> dict[str, Any]:
 def _llama4(header: Header) -> dict[str, Any]:
     settings, values = header.settings, experts(header)
     if "attention.sliding_window" in settings:
-        raise refused(f"this GGUF file has {settings.key('attention.sliding_window')}, which Llama 4 has not")
+        raise refused(f"this GGUF file has {settings.key('attention.sliding_window')}, which no Llama 4 model has")
     return {
         **biases(header),
         **values,
@@ -142,9 +141,18 @@ def _hunyuan_moe(header: Header) -> dict[str, Any]:
     }
 
 
-def _granite_shared(header: Header) -> dict[str, Any]:
-    shared = header.settings.integer("expert_shared_feed_forward_length")
-    return {**biases(header), **multipliers(header), **experts(header), "shared_intermediate_size": shared}
+def _minicpm3(header: Header) -> dict[str, Any]:
+    # What embeddings, residuals and logits are multiplied by is that of the one model there is, as in llama.cpp.
+    settings, turned = header.settings, header.head_dim
+    return {
+        **biases_and_mlp(header),
+        "q_lora_rank": settings.integer("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": settings.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": settings.integer("attention.key_length") - turned,
+        "v_head_dim": header.hidden // header.heads,
+        "scale_emb": 12.0,
+    }
 
 
 def _scale_queries(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
@@ -213,8 +221,6 @@ _HUNYUAN = {
 }
 _LAYER_NORMS: dict[str, Any] = {"norm": "layer_norm_epsilon", "rms": False}
 
-GRANITE_SHARED = GgufFamily("granitemoeshared", _granite_shared, interleaved=True)
-
 OBSERVED = {
     "gpt2": GgufFamily("gpt2", _gpt2, modules=_GPT2, rotates=False, transposed=".c_", **_LAYER_NORMS),
     "starcoder": GgufFamily("gpt_bigcode", _starcoder, modules=_GPT2, rotates=False, **_LAYER_NORMS),
@@ -244,6 +250,7 @@ OBSERVED = {
     "exaone": GgufFamily("exaone", biases_and_mlp),
     "llama4": GgufFamily("llama4_text", _llama4, modules=_LLAMA4, transposed=".experts."),
     "mistral3": GgufFamily("ministral3", change_rope=_scale_queries, interleaved=True),
+    "minicpm3": GgufFamily("minicpm3", _minicpm3, latent=True),
     "hunyuan-moe": GgufFamily("hunyuan_v1_moe", _hunyuan_moe, modules=_HUNYUAN),
 }
 """By ``general.architecture``."""

@@ -17,7 +17,7 @@ from selfspec.loading.gguf_family import (
     windows,
 )
 from selfspec.loading.gguf_hybrids import FALCON_MAMBA, HYBRIDS
-from selfspec.loading.gguf_observed import GRANITE_SHARED, OBSERVED
+from selfspec.loading.gguf_observed import OBSERVED
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 
@@ -25,6 +25,11 @@ def _granite_moe(header: Header) -> dict[str, Any]:
     values = _granite(header)
     del values["mlp_bias"]
     return {**values, **experts(header)}
+
+
+def _granite_shared(header: Header) -> dict[str, Any]:
+    shared = header.settings.integer("expert_shared_feed_forward_length")
+    return {**_granite_moe(header), "shared_intermediate_size": shared}
 
 
 def _olmoe(header: Header) -> dict[str, Any]:
@@ -132,12 +137,11 @@ def _dots(header: Header) -> dict[str, Any]:
 def _exaone_moe(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
     header.settings.get("expert_shared_feed_forward_length")
-    values = read_mixture(header.settings)
+    values = {**experts(header), **read_mixture(header.settings)}
     return {
-        **experts(header),
-        **windows(header, default=0, period=4),
         **values,
-        "num_experts": experts(header)["num_local_experts"],
+        **windows(header, default=0, period=4),
+        "num_experts": values["num_local_experts"],
         "num_shared_experts": values["n_shared_experts"],
     }
 
@@ -149,14 +153,13 @@ def _mellum(header: Header) -> dict[str, Any]:
 def _hy_v3(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
     settings, size = header.settings, header.settings.integer("expert_feed_forward_length")
-    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in header.tensors for layer in range(header.layers)]
     return {
         **biases(header),
         **experts(header),
         "moe_intermediate_size": size,
         "num_shared_experts": settings.integer("expert_shared_feed_forward_length") // (size or 1),
         "router_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": ["sparse" if each else "dense" for each in header.layers_with("ffn_gate_inp.weight")],
     }
 
 
@@ -271,13 +274,20 @@ OTHERS: dict[str, tuple[Callable[[Settings], bool], GgufFamily]] = {
         lambda settings: _has(settings, "attention.sliding_window"),
         GgufFamily("olmo3", _olmo3, modules=_AFTER_ATTENTION, rope_by_layer_type=True),
     ),
-    "granitemoe": (lambda settings: _has(settings, "expert_shared_feed_forward_length"), GRANITE_SHARED),
+    "granitemoe": (
+        lambda settings: _has(settings, "expert_shared_feed_forward_length"),
+        GgufFamily("granitemoeshared", _granite_shared, interleaved=True),
+    ),
     "mamba": (lambda settings: settings.get("ssm.dt_b_c_rms") is True, FALCON_MAMBA),
     "mistral3": (lambda settings: "attention.temperature_scale" not in settings, FAMILIES["llama"]),
 }
 """Families that files do not name apart from another one, and how to know them."""
 
-_ALIKE = {**dict.fromkeys(("mistral", "iquestcoder", "internlm3"), "llama"), "solar_open": "glm4moe"}
+_ALIKE = {
+    **dict.fromkeys(("mistral", "iquestcoder", "internlm3"), "llama"),
+    "solar_open": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
+}
 """What files call families that compute the same as another one."""
 
 _ALL = [*FAMILIES.items(), *((name, family) for name, (_, family) in OTHERS.items())]
