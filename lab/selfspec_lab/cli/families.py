@@ -17,10 +17,10 @@ def families(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Builds a tiny random model of each family and shows what holds for it; all take about a minute.
+    """Builds a tiny random model of each family and shows what holds for it; all take about 90 seconds.
 
     A family's layers are split by its row of a table, by looking, or run as a whole. What it writes with drafts, alone,
-    in a batch and with trees, is compared with transformers' `generate`.
+    in a batch, with trees and with a multi-token-prediction head, is compared with transformers' `generate`.
 
     Example: selfspec families gpt2 qwen3_next
     """
