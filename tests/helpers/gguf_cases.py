@@ -81,6 +81,25 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron_h-moe": {},
     "lfm2": {},
     "lfm2_moe": {},
+    "mellum": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1000.0} for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "solar_open": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.0},
+    },
+    **{
+        case: {}
+        for case in (
+            *("exaone_moe", "hy_v3", "jais2", "glm", "iquestcoder", "internlm3"),
+            *("gpt2", "gpt_bigcode", "gpt_neox", "gpt_neox-serial", "bloom", "mpt", "mpt-clipped", "falcon"),
+            *("falcon-two-norms", "falcon-one-norm", "phi", "phimoe", "cohere", "cohere-head-norms", "olmo"),
+            *("olmo-clipped", "exaone", "llama4_text", "ministral3", "hunyuan_v1_moe", "granitemoeshared"),
+            *("granitemoehybrid", "granitemoehybrid-dense", "mamba", "falcon_mamba", "mamba2", "jamba"),
+            *("jamba-dense", "minicpm3", "glm4_moe_lite"),
+        )
+    },
 }
 """Variants by name, with the settings that a GGUF file cannot hold set to what it means."""
 
@@ -106,13 +125,91 @@ _DELTA_NETS = {
     "linear_num_value_heads": 6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
 }
+_PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"] * 2}
 _FALCON = {"head_dim": 16, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
 _NEMOTRON = {
     **{"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},  # which its layers do not read
 }
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 0.5,
+    "shared_intermediate_size": 48,
+}
+_GRANITE_HYBRID = {
+    **_GRANITE,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2,
+    **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2},
+    "max_position_embeddings": 2**20,
+}
+_MAMBA = {"state_size": 16, "time_step_rank": 4, "intermediate_size": 128}
+_JAMBA = {
+    **{"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    **{"mamba_d_state": 16, "mamba_dt_rank": 4},
+}
+_LATENT = {
+    **{"q_lora_rank": 32, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 16},
+}
+_FALCON_40B = {
+    **{"new_decoder_architecture": True, "multi_query": False, "num_kv_heads": 2, "max_position_embeddings": 2048},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_CLIPPED = 0.8
 HYBRIDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_inner": 256, "tie_word_embeddings": True},
+    "gpt_bigcode": {"n_inner": 256, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    "gpt_neox": _PARTIAL,
+    "phi": {**_PARTIAL, "intermediate_size": 256, "num_key_value_heads": 4},
+    "gpt_neox-serial": {**_PARTIAL, "use_parallel_residual": False},
+    "bloom": {"tie_word_embeddings": True},
+    "mpt": {"max_seq_len": 1024},
+    "mpt-clipped": {"max_seq_len": 1024, "attn_config": {"clip_qkv": _CLIPPED}},
+    "falcon": {**_FALCON_40B, "new_decoder_architecture": False, "multi_query": True, "num_kv_heads": 1},
+    "falcon-two-norms": {**_FALCON_40B, "num_ln_in_parallel_attn": 2},
+    "falcon-one-norm": {**_FALCON_40B, "num_ln_in_parallel_attn": 1},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
+    "cohere": {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
+    "cohere-head-norms": {"tie_word_embeddings": True, "use_qk_norm": True},
+    "olmo": {},
+    "olmo-clipped": {"clip_qkv": _CLIPPED},
+    "exaone": {},
+    "llama4_text": {
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    },
+    "ministral3": {
+        "head_dim": 16,
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 32},
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    },
+    "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
+    "granitemoeshared": {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoehybrid": {**_GRANITE_HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoehybrid-dense": {
+        **_GRANITE_HYBRID,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 96,
+    },
+    "jamba": {**_JAMBA, "num_experts": 4, "num_experts_per_tok": 2},
+    "jamba-dense": {**_JAMBA, "num_experts": 1, "num_experts_per_tok": 1},
+    "minicpm3": {**_LATENT, "num_key_value_heads": 4, "scale_emb": 12.0},
+    "glm4_moe_lite": {
+        **_LATENT,
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 4},
+        **{"n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    },
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
     "qwen3_next": {**_DELTA_NETS, **_EXPERTS, "shared_expert_intermediate_size": 48},
     "qwen3_5_text": _DELTA_NETS,
     "qwen3_5_moe_text": {**_DELTA_NETS, **_EXPERTS, "shared_expert_intermediate_size": 48},

@@ -16,7 +16,8 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, quants
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from helpers.gguf_hybrids import CONVOLUTIONS, DELTA_NETS, hybrid_settings, hybrid_tensors
+from helpers.gguf_hybrids import CONVOLUTIONS, DELTA_NETS, RECURRENT, hybrid_settings, hybrid_tensors
+from helpers.gguf_observed import further_settings, observed_settings, observed_tensors
 from helpers.k_quants import quantise_k
 from selfspec.loading.gguf_file import GgufTensor
 
@@ -62,10 +63,49 @@ ARCHITECTURES = {
     "nemotron_h": MODEL_ARCH.NEMOTRON_H,
     "lfm2": MODEL_ARCH.LFM2,
     "lfm2_moe": MODEL_ARCH.LFM2MOE,
+    "exaone_moe": MODEL_ARCH.EXAONE_MOE,
+    "jais2": MODEL_ARCH.JAIS2,
+    "glm": MODEL_ARCH.CHATGLM,
+    "mellum": MODEL_ARCH.QWEN3MOE,
+    "hy_v3": MODEL_ARCH.DOTS1,
+    "iquestcoder": MODEL_ARCH.LLAMA,
+    "internlm3": MODEL_ARCH.LLAMA,
+    "solar_open": MODEL_ARCH.GLM4_MOE,
+    "glm4_moe_lite": MODEL_ARCH.DEEPSEEK2,
+    "minicpm3": MODEL_ARCH.MINICPM3,
+    "jamba": MODEL_ARCH.JAMBA,
+    "gpt2": MODEL_ARCH.GPT2,
+    "gpt_bigcode": MODEL_ARCH.STARCODER,
+    "gpt_neox": MODEL_ARCH.GPTNEOX,
+    "bloom": MODEL_ARCH.BLOOM,
+    "mpt": MODEL_ARCH.MPT,
+    "falcon": MODEL_ARCH.FALCON,
+    "phi": MODEL_ARCH.PHI2,
+    "phimoe": MODEL_ARCH.PHIMOE,
+    "cohere": MODEL_ARCH.COMMAND_R,
+    "olmo": MODEL_ARCH.OLMO,
+    "exaone": MODEL_ARCH.EXAONE,
+    "llama4_text": MODEL_ARCH.LLAMA4,
+    "ministral3": MODEL_ARCH.MISTRAL3,
+    "hunyuan_v1_moe": MODEL_ARCH.HUNYUAN_MOE,
+    "granitemoeshared": MODEL_ARCH.GRANITE_MOE,
+    "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
+    "mamba": MODEL_ARCH.MAMBA,
+    "falcon_mamba": MODEL_ARCH.MAMBA,
+    "mamba2": MODEL_ARCH.MAMBA2,
 }
 """By ``config.model_type``."""
 
-_PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "arcee")
+_NEWER = {"mellum": "mellum", "hy_v3": "hy-v3"}
+"""What files call families that the package ``gguf`` does not have yet; names of tensors are those of another one."""
+
+_PATTERNS = ("exaone4", "olmo3", "exaone_moe", "mellum")
+"""Families whose files say which layers have a window."""
+
+_PERMUTED = (
+    *("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "arcee"),
+    *("granitemoeshared", "granitemoehybrid", "ministral3", "olmo", "iquestcoder", "internlm3"),
+)
 
 
 def save_family(
@@ -89,7 +129,7 @@ def save_family(
         quantised: type of all matrices but routers; everything else is float32.
     """
     config: Any = model.config
-    name = gguf.MODEL_ARCH_NAMES[_architecture(config)]
+    name = _NEWER.get(config.model_type) or gguf.MODEL_ARCH_NAMES[_architecture(config)]
     writer = GGUFWriter(path, name)
     own = {f"{name}.{key}": value for key, value in _settings(config).items()}
     more = {key[1:] if key.startswith(":") else f"{name}.{key}": value for key, value in (settings or {}).items()}
@@ -191,6 +231,10 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 def _settings(config: Any) -> dict[str, Any]:
     """Settings as the converter writes them; those that are ``None`` are left out."""
     family = config.model_type
+    if (whole := observed_settings(config)) is not None:
+        return whole
+    if family in RECURRENT:
+        return hybrid_settings(config)
     head_dim = _head_dim(config)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     experts = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
@@ -218,13 +262,9 @@ def _settings(config: Any) -> dict[str, Any]:
         )
         else int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         **_rope_scaling(config, rope),
-        **(
-            _windows(config)
-            if family in ("phi3", "gemma2", "gemma3_text", "exaone4", "gpt_oss", "olmo3", "cohere2")
-            else {}
-        ),
+        **(_windows(config) if family in (*_PATTERNS, "phi3", "gemma2", "gemma3_text", "gpt_oss", "cohere2") else {}),
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types]
-        if family in ("exaone4", "olmo3") and config.sliding_window
+        if family in _PATTERNS and config.sliding_window
         else None,
         "expert_count": experts,
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
@@ -239,8 +279,9 @@ def _settings(config: Any) -> dict[str, Any]:
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", getattr(config, "logit_scale", None)),
         **_routing(config),
-        **(_latents(config) if family.startswith("deepseek") else {}),
+        **(_latents(config) if family.startswith("deepseek") or family == "glm4_moe_lite" else {}),
         **hybrid_settings(config),
+        **further_settings(config),
         "use_parallel_residual": True if family == "stablelm" else None,  # as of a config that does not have it
     }
 
@@ -256,7 +297,26 @@ def _routing(config: Any) -> dict[str, Any]:
             "interleave_moe_layer_step": config.moe_layer_interval,
             "leading_dense_block_count": config.moe_layer_start_index,
         }
-    if not hasattr(config, "n_routed_experts"):
+    if config.model_type == "exaone_moe":
+        return {
+            "expert_shared_count": config.num_shared_experts,
+            "expert_shared_feed_forward_length": config.num_shared_experts * config.moe_intermediate_size,
+            "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_group_count": config.n_group,
+            "expert_group_used_count": config.topk_group,
+            "leading_dense_block_count": config.first_k_dense_replace,
+            "rope.scaling.type": "none",
+        }
+    if config.model_type == "hy_v3":
+        return {
+            "expert_shared_feed_forward_length": config.num_shared_experts * config.moe_intermediate_size,
+            "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+            "expert_weights_scale": config.router_scaling_factor,
+            "expert_weights_norm": True,
+        }
+    if config.model_type == "mellum" or not hasattr(config, "n_routed_experts"):
         return {}
     return {
         "expert_count": config.n_routed_experts,
@@ -270,7 +330,9 @@ def _routing(config: Any) -> dict[str, Any]:
         "expert_weights_norm": config.norm_topk_prob or None,
         "expert_group_count": config.n_group,
         "expert_group_used_count": config.topk_group,
-        "leading_dense_block_count": getattr(config, "first_k_dense_replace", None),
+        "leading_dense_block_count": 1
+        if config.model_type == "glm4_moe_lite"
+        else getattr(config, "first_k_dense_replace", None),
     }
 
 
@@ -335,14 +397,18 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
         name = f"{name}.weight" if name.endswith("sinks") else name
         if config.model_type == "nemotron_h":
             name = name.replace("model.", "backbone.", 1)
-        elif name.endswith("pre_ff_layernorm.weight"):
+        elif config.model_type == "falcon_h1" and name.endswith("pre_ff_layernorm.weight"):
             yield names.get_name(name), values
             continue
         if (parts := hybrid_tensors(name, values, config)) is not None:
             yield from ((f"blk.{name.split('.')[2]}.{part}", each) for part, each in parts)
+        elif (found := observed_tensors(name, values, config)) is not None:
+            for each, numbers in found:
+                module, _, kind = each.rpartition(".")
+                yield each if each.startswith("blk.") else f"{names.get_name(module)}.{kind}", numbers
         elif ".norms." in name:  # one for each head
             norms.setdefault(name.split(".norms.")[0], []).append(values)
-        elif name.endswith("kv_b_proj.weight"):
+        elif name.endswith("kv_b_proj.weight") and config.model_type != "minicpm3":
             yield from _expanding(names, name, values, config)
         elif name.endswith("_correction_bias"):
             plain = name.removesuffix("_bias").replace("gate.moe_statics", "moe_statics")

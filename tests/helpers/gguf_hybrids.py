@@ -10,7 +10,13 @@ Values = npt.NDArray[np.float32]
 
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 CONVOLUTIONS = ("lfm2", "lfm2_moe")
-MAMBA2 = ("falcon_h1", "nemotron_h")
+_MAMBA = ("mamba", "falcon_mamba", "jamba")
+RECURRENT = ("mamba", "falcon_mamba", "mamba2")
+_STATES = {
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid", "jamba"), ".mamba."),
+    **dict.fromkeys(("nemotron_h", *RECURRENT), ".mixer."),
+}
+"""What parameters with states of Mamba or Mamba-2 are in, by family."""
 
 
 def hybrid_settings(config: Any) -> dict[str, Any]:
@@ -27,7 +33,9 @@ def hybrid_settings(config: Any) -> dict[str, Any]:
             "leading_dense_block_count": getattr(config, "num_dense_layers", None),
             "expert_gating_func": 2 if family == "lfm2_moe" else None,
         }
-    if family in MAMBA2:
+    if family in RECURRENT:
+        return _mamba_settings(config)
+    if family in _STATES:
         return _mamba2_settings(config)
     if family not in DELTA_NETS:
         return {}
@@ -43,7 +51,54 @@ def hybrid_settings(config: Any) -> dict[str, Any]:
     }
 
 
+def _mamba_settings(config: Any) -> dict[str, Any]:
+    is_second = config.model_type == "mamba2"
+    inner = config.expand * config.hidden_size
+    more = {"ssm.group_count": config.n_groups} if is_second else {"ssm.dt_b_c_rms": config.model_type != "mamba"}
+    return {
+        "vocab_size": config.vocab_size,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "context_length": 2**20,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.inner_size": inner,
+        "ssm.state_size": config.state_size,
+        "ssm.time_step_rank": inner // config.head_dim if is_second else config.time_step_rank,
+        **more,
+    }
+
+
 def _mamba2_settings(config: Any) -> dict[str, Any]:
+    if config.model_type == "jamba":
+        groups = config.num_key_value_heads
+        return {
+            "attention.head_count_kv": [groups if kind == "attention" else 0 for kind in config.layers_block_type],
+            "expert_feed_forward_length": None,
+            "rope.freq_base": None,
+            "rope.dimension_count": None,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.time_step_rank": config.mamba_dt_rank,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        }
+    if config.model_type == "granitemoehybrid":
+        kinds = config.layer_types
+        return {
+            "attention.head_count_kv": [
+                config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds
+            ],
+            "context_length": 2**20,
+            "rope.scaling.finetuned": False,
+            "expert_shared_feed_forward_length": config.shared_intermediate_size,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.time_step_rank": config.mamba_n_heads,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        }
     if config.model_type == "falcon_h1":
         return {
             "ssm.conv_kernel": config.mamba_d_conv,
@@ -83,11 +138,7 @@ _MIXTURE = (
 
 def hybrid_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[str, Values]] | None:
     """The tensors of a parameter of such a layer, without their block; ``None`` for another parameter."""
-    if (
-        config.model_type in MAMBA2
-        and (part := name.rpartition({"falcon_h1": ".mamba.", "nemotron_h": ".mixer."}[config.model_type])[2])
-        in _MAMBA2
-    ):
+    if (within := _STATES.get(config.model_type)) and (part := name.rpartition(within)[2]) in _MAMBA2:
         return iter([(_MAMBA2[part], _of_mamba2(part, values, config))])
     _, _, own = name.partition(".linear_attn.")
     if ".conv.conv." in name:
@@ -100,9 +151,9 @@ def _of_mamba2(part: str, values: Values, config: Any) -> Values:
         return values[:, 0]
     if part == "norm.weight":
         return values.reshape(getattr(config, "n_groups", None) or config.mamba_n_groups, -1)
-    if part in ("A_log", "D"):
-        return (-np.exp(values.astype(np.float64)) if part == "A_log" else values)[:, None]
-    return values
+    if part == "A_log":
+        values = -np.exp(values.astype(np.float64))
+    return values[:, None] if part in ("A_log", "D") and config.model_type not in _MAMBA else values
 
 
 _MAMBA2 = {
@@ -110,6 +161,10 @@ _MAMBA2 = {
     "in_proj.bias": "ssm_in.bias",
     "conv1d.weight": "ssm_conv1d.weight",
     "conv1d.bias": "ssm_conv1d.bias",
+    "x_proj.weight": "ssm_x.weight",
+    "dt_proj.weight": "ssm_dt.weight",
+    "dt_proj.bias": "ssm_dt.bias",
+    **{f"{part}_layernorm.weight": f"ssm_{part}_norm.weight" for part in ("dt", "b", "c")},
     "dt_bias": "ssm_dt.bias",
     "A_log": "ssm_a",
     "D": "ssm_d",

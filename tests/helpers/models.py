@@ -307,7 +307,7 @@ def _weights(name: str, like: torch.Tensor, generator: torch.Generator, family: 
         return 0.1 * normal
     if like.dim() == 1:
         return _norm(name, 1 + 0.25 * normal.clamp(-2, 2), family)
-    if "embed_tokens" in name:
+    if "embed" in name or "wte" in name:
         return normal
     normal = normal / like.shape[-1] ** 0.5
     if "lm_head" in name:
@@ -336,7 +336,7 @@ def _norm(name: str, norm: torch.Tensor, family: str) -> torch.Tensor:
 
 def _strength(name: str) -> float:
     """How much a branch adds to the residual stream."""
-    layer = int(name.split("layers.")[1].split(".")[0])
+    layer = int(next(part for part in name.split(".") if part.isdigit()))
     return {0: 1.0, LAYERS - 1: 0.3}.get(layer, 0.15)
 
 

@@ -84,7 +84,8 @@ def test_the_rope_of_llama_3_is_recovered(factor: float, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "length"), [(1.0, 4.0, 128), (1.0, 4.0, 1000), (2.0, 8.0, 8192), (1.3, 3.1, 4096)]
+    ("low", "high", "length"),
+    [(1.0, 4.0, 128), (1.0, 4.0, 1000), (2.0, 8.0, 8192), (1.3, 3.1, 4096), (1.0, 1.0, 8192), (1.0, 1.0, 256)],
 )
 def test_the_rope_of_other_numbers_has_the_same_frequencies(
     low: float, high: float, length: int, tmp_path: Path

@@ -159,6 +159,9 @@ SPLITS = {
     "tekken": ("HTTPServer getName 12 /\n", ["HTTPServer", " get", "Name", " ", "1", "2", " /\n"]),
     "gpt-4o": ("getName'S 1234/\n", ["get", "Name'S", " ", "123", "4", "/\n"]),
     "deepseek-coder": ("\na 12,你好x", ["\n", "a", " ", "1", "2", ",", "你好", "x"]),
+    "deepseek-v3": ("it's 1234,\n你好x (ab)\n", ["it", "'s", " ", "123", "4", ",\n", "你好", "x", " (", "ab", ")\n"]),
+    "falcon": ("I'm a=b 12345?!", ["I", "'", "m", " a", "=", "b", " ", "123", "45", "?!"]),
+    "bloom": ("the end, (12|x)\n y", ["the", " end", ", (", "12", "|", "x", ")\n", " y"]),
     "deepseek-llm": ("\nab 12,!你好", ["\n", "ab", " ", "1", "2", ",!", "你好"]),
     "seed-coder": ("a,\n12", ["a", ",", "\n", "1", "2"]),
 }

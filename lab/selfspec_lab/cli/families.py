@@ -17,17 +17,17 @@ def families(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Builds a tiny random model of each family and shows what holds for it; all take about a minute.
+    """Builds a tiny random model of each family and shows what holds for it; all take about 90 seconds.
 
     A family's layers are split by its row of a table, by looking, or run as a whole. What it writes with drafts, alone,
-    in a batch and with trees, is compared with transformers' `generate`.
+    in a batch, with trees and with a multi-token-prediction head, is compared with transformers' `generate`.
 
     Example: selfspec families gpt2 qwen3_next
     """
     import transformers
 
     from selfspec_lab.families.examine import examine
-    from selfspec_lab.families.page import cells, table, with_table
+    from selfspec_lab.families.page import line, table, with_table
     from selfspec_lab.families.tiny import family_names
 
     silence_libraries()
@@ -43,19 +43,7 @@ def families(
         if as_json:
             typer.echo(json.dumps(vars(every[-1]), allow_nan=False))
         else:
-            facts, line = every[-1], cells(every[-1])
-            typer.echo(f"{line[0]:<22}{facts.refusal or '  '.join(filter(None, _words(line)))}")
+            typer.echo(line(every[-1]))
     if page is not None:
         text = page.read_text(encoding="utf-8")
         page.write_text(with_table(text, table(every, transformers.__version__)), encoding="utf-8")
-
-
-def _words(line: tuple[str, ...]) -> list[str]:
-    split, fused, *marks, file = line[1:]
-    names = ("native", "low bits", "trees", "states")
-    return [
-        f"{split:<19}",
-        f"{fused} fused" if fused else "",
-        *(name for name, mark in zip(names, marks, strict=True) if mark),
-        f"GGUF {file}" if file else "",
-    ]

@@ -9,13 +9,15 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from selfspec import Engine, Generation
-from selfspec.errors import UnsupportedModelError, first_line
+from selfspec.errors import SelfSpecError, UnsupportedModelError, first_line
 from selfspec.methods import make_method
+from selfspec.model.mtp import hold_head
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
+from selfspec_lab.families.head import TinyHead
 from selfspec_lab.families.tiny import LAYERS, VOCABULARY, tiny_model
 
-NEW_TOKENS = 14
+NEW_TOKENS = 9
 _LENGTHS = (11, 19)
 """Of the two prompts; the second is longer than the window of layers that have one."""
 _SMALLEST_GAP = 1e-3
@@ -27,6 +29,8 @@ _RUNS: list[tuple[str, dict[str, Any], int]] = [
     ("token-recycling", {}, 1),
 ]
 """Method, settings and number of prompts: one that skips attention and MLPs, a batch that skips layers, and trees."""
+_HEAD_TOKENS = 6
+"""Tokens that are written with a multi-token-prediction head."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,13 @@ class Facts:
         name: its ``model_type``.
         refusal: why it is not supported; the other attributes are empty then.
         split: how its layers are split: ``row`` of the table, ``looking``, ``some whole layers`` or ``whole layers``.
-        identical: greedy text in float32 is transformers' own, with drafts, alone and in a batch.
+        identical: greedy text in float32 is transformers' own, with drafts.
         drafted: draft tokens of these runs, all with skipped sublayers.
         accepted: those of them that were accepted.
         fused: sublayers that run as fused blocks, of all.
         native: the whole model runs as native calls.
+        batches: the texts of a batch are, with drafts.
+        mtp: so is the text with drafts of a multi-token-prediction head that is one more layer of the family.
         low_bits: it can have low-bit weights.
         trees: token trees are verified; else their first path.
         states: layers carry states from token to token.
@@ -55,6 +61,8 @@ class Facts:
     accepted: int = 0
     fused: str = ""
     native: bool = False
+    batches: bool = False
+    mtp: bool = False
     low_bits: bool = False
     trees: bool = False
     states: bool = False
@@ -82,10 +90,13 @@ def _run(name: str, model: PreTrainedModel, prompts: Many[list[int]], texts: Man
     for method, settings, many in _RUNS:
         engine = Engine(model, None, make_method(method, target, settings), prefix_cache=0)
         results += engine.generate(list(prompts[:many]), max_new_tokens=NEW_TOKENS)
+    found = [list(result.token_ids) for result in results]
     return Facts(
         name,
         split=_split(target),
-        identical=[list(result.token_ids) for result in results] == [list(texts[0]), *texts, texts[0]],
+        identical=found[0] == found[-1] == texts[0],
+        batches=found[1:-1] == list(texts),
+        mtp=_writes_with_head(model, target, prompts[0], texts[0][:_HEAD_TOKENS]),
         drafted=sum(result.drafted for result in results[:-1]),
         accepted=sum(result.accepted for result in results[:-1]),
         fused=f"{target.fused_count} of {target.sublayer_count}" if target.fused_count else "",
@@ -94,6 +105,16 @@ def _run(name: str, model: PreTrainedModel, prompts: Many[list[int]], texts: Man
         trees=target.tree_refusal is None,
         states=target.decoder.has_states,
     )
+
+
+def _writes_with_head(model: PreTrainedModel, target: Target, prompt: list[int], text: list[int]) -> bool:
+    try:
+        hold_head(model, TinyHead(model))
+        engine = Engine(model, None, make_method("mtp", target, {}), prefix_cache=0)
+        result = engine.generate(prompt, max_new_tokens=len(text))
+    except SelfSpecError:
+        return False
+    return list(result.token_ids) == text and result.drafted > 0
 
 
 def _clear_text(model: Any, length: int) -> tuple[list[int], list[int]]:

@@ -6,18 +6,31 @@ from selfspec.loading import architecture_of
 from selfspec_lab.families.examine import Facts
 
 BEGIN, END = "<!-- `selfspec families --page` writes this -->", "<!-- up to here -->"
-_HEADINGS = ("family", "layers split by", "fused", "native", "low bits", "trees", "states", "GGUF")
+_MARKS = ("native", "batches", "trees", "low bits", "MTP", "states")
+_HEADINGS = ("family", "layers split by", "fused", *_MARKS, "GGUF")
 
 
 def cells(facts: Facts) -> tuple[str, ...]:
     """A family's line of the table."""
     if facts.refusal:
         return facts.name, "refused", *[""] * (len(_HEADINGS) - 2)
-    marks = facts.native, facts.low_bits, facts.trees, facts.states
+    marks = facts.native, facts.batches, facts.trees, facts.low_bits, facts.mtp, facts.states
     split = facts.split if facts.identical else f"{facts.split}, other text"
     architecture = architecture_of(facts.name)
     file = f"`{architecture}`" if architecture else ""
     return (facts.name, split, facts.fused, *("yes" if mark else "" for mark in marks), file)
+
+
+def line(facts: Facts) -> str:
+    """What holds for a family, for a terminal."""
+    name, split, fused, *marks, file = cells(facts)
+    words = [
+        f"{split:<19}",
+        f"{fused} fused" if fused else "",
+        *(each for each, mark in zip(_MARKS, marks, strict=True) if mark),
+        f"GGUF {file}" if file else "",
+    ]
+    return f"{name:<22}{facts.refusal or '  '.join(filter(None, words))}"
 
 
 def table(every: Sequence[Facts], version: str) -> str:

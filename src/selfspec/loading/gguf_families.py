@@ -11,11 +11,10 @@ import transformers
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
-from selfspec.loading.gguf_deepseek import has_sigmoids, scale_yarn
 from selfspec.loading.gguf_ends import read_special_tokens
-from selfspec.loading.gguf_family import MOST_EXPERTS, GgufFamily, Header
+from selfspec.loading.gguf_family import GgufFamily, Header
 from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_own import DEEPSEEK_V3, FAMILIES, MIXTRAL, OLMO3
+from selfspec.loading.gguf_own import FAMILIES, OTHERS
 from selfspec.loading.gguf_rope import read_rope
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 from selfspec.model.families import FAMILIES as ROWS
@@ -48,8 +47,10 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     values = _read_values(family, header)
     tokens = read_special_tokens(metadata, values["vocab_size"])
     settings.refuse_unread()
+    kind = transformers.CONFIG_MAPPING[family.model_type]
+    known = {name: value for name, value in values.items() if not isinstance(getattr(kind, name, None), property)}
     try:
-        config = transformers.AutoConfig.for_model(family.model_type, **values, **tokens)
+        config = transformers.AutoConfig.for_model(family.model_type, **known, **tokens)
     except Exception as error:  # each config class has its own checks, and huggingface_hub its own errors
         raise UnsupportedModelError(
             f"this GGUF file's settings fit no {family.model_type} model: {_reason(error)}"
@@ -75,13 +76,8 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
             f"the family '{settings.architecture[:40]}' of this GGUF file is not supported; supported are "
             f"{', '.join(FAMILIES)}"
         )
-    if settings.architecture == "llama" and settings.integer("expert_count", 0, most=MOST_EXPERTS):
-        return MIXTRAL
-    if settings.architecture == "deepseek2" and has_sigmoids(settings):
-        return DEEPSEEK_V3
-    if settings.architecture == "olmo2" and settings.integer("attention.sliding_window", 0):
-        return OLMO3
-    return FAMILIES[settings.architecture]
+    is_other, other = OTHERS.get(settings.architecture, (None, None))
+    return other if is_other and other and is_other(settings) else FAMILIES[settings.architecture]
 
 
 def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: GgufFamily) -> Header:
@@ -100,6 +96,8 @@ def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: 
             f"projection (nextn.eh_proj) that heads have"
         )
     heads = settings.integer("attention.head_count", most=_MOST_HEADS)
+    if not family.attends and not heads:
+        return Header(settings, tensors, layers, hidden, 0, 0, 0)
     if family.latent:
         settings.integer("attention.head_count_kv", heads)  # 1, or that of expanded heads
         turned = settings.integer("rope.dimension_count", most=_MOST_HEAD_DIM)
@@ -128,15 +126,6 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
     epsilon = settings.number(f"attention.layer_norm_{'rms_' if family.rms else ''}epsilon")
     if not context or not 0 <= epsilon < 1:
         raise damaged(f"this GGUF file has a context of {context} tokens and norms that add {epsilon:g}")
-    rope = read_rope(settings, tensors, header.head_dim, context, partial=family.partial_rope)
-    if rope["rope_type"] == "yarn" and not family.rounds_yarn:
-        rope["truncate"] = False
-    if family.latent:
-        rope = scale_yarn(settings, rope)
-    if family.rope_by_layer_type:
-        base = settings.number("rope.freq_base_swa", family.local_base or rope["rope_theta"])
-        local = {"rope_type": "default", "rope_theta": base}
-        rope = {"full_attention": rope, "sliding_attention": local}
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": header.hidden,
@@ -147,10 +136,22 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
         "intermediate_size": _read_width(family, settings),
         "max_position_embeddings": context,
         family.norm: epsilon,
-        "rope_parameters": rope,
+        **({"rope_parameters": _read_rope(family, header, context)} if family.rotates else {}),
         "tie_word_embeddings": "output.weight" not in tensors,
         **family.read_own(header),
     }
+
+
+def _read_rope(family: GgufFamily, header: Header, context: int) -> dict[str, Any]:
+    settings = header.settings
+    rope = read_rope(settings, header.tensors, header.head_dim, context, partial=family.partial_rope)
+    if rope["rope_type"] == "yarn" and not family.rounds_yarn:
+        rope["truncate"] = False
+    rope = family.change_rope(settings, rope)
+    if not family.rope_by_layer_type:
+        return rope
+    base = settings.number("rope.freq_base_swa", family.local_base or rope["rope_theta"])
+    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": base}}
 
 
 def _read_width(family: GgufFamily, settings: Settings) -> int:

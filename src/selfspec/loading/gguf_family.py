@@ -39,9 +39,13 @@ class Header:
     groups: int
     head_dim: int
 
+    def layers_with(self, name: str) -> list[bool]:
+        """Whether each layer has a tensor of this name."""
+        return [f"blk.{layer}.{name}" in self.tensors for layer in range(self.layers)]
+
     def has(self, name: str) -> bool:
-        """Whether the first layer has a tensor of this name."""
-        return f"blk.0.{name}" in self.tensors
+        """Whether some layer has a tensor of this name."""
+        return any(self.layers_with(name))
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -61,12 +65,16 @@ class GgufFamily:
         rms: norms divide by a root of mean squares, and subtract no mean.
         modules: names in GGUF by those of modules in transformers, where it differs from others.
         interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
-        transposed: parameters of experts have inputs before outputs, and gate and up of an entry side by side.
+        in_turns: parameters of experts have gate and up of an entry side by side.
+        transposed: what the names of modules have whose weights have inputs before outputs; empty for none.
         norms_plus_one: files have one added to the weights of norms.
         partial_rope: whether its models can rotate a part of a head.
         rope_by_layer_type: whether each type of layers has a rope of its own.
         local_base: of the rope of layers with a window, where a file does not say it; ``None`` for that of the others.
         rounds_yarn: whether the bounds of YaRN's ramp are whole numbers, as those of llama.cpp always are.
+        attends: its models have attention.
+        rotates: its models have a rope.
+        change_rope: reads further settings of it.
         latent: attention is to latents.
         varies: layers may have no heads of keys or no MLP.
         order_outputs: gives, for a config, the outputs of tensors in transformers' order, by name, where it differs.
@@ -79,12 +87,16 @@ class GgufFamily:
     rms: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
-    transposed: bool = False
+    in_turns: bool = False
+    transposed: str = ""
     norms_plus_one: bool = False
     partial_rope: bool = False
     rope_by_layer_type: bool = False
     local_base: float | None = None
     rounds_yarn: bool = True
+    attends: bool = True
+    rotates: bool = True
+    change_rope: Callable[[Settings, dict[str, Any]], dict[str, Any]] = lambda _, rope: rope
     latent: bool = False
     varies: bool = False
     order_outputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}
@@ -108,6 +120,34 @@ def experts(header: Header) -> dict[str, Any]:
     if not 0 < used <= count:
         raise damaged(f"this GGUF file uses {used} of {count} experts")
     return {"num_local_experts": count, "num_experts_per_tok": used}
+
+
+def multipliers(header: Header) -> dict[str, Any]:
+    """What Granite multiplies by."""
+    settings = header.settings
+    return {
+        "embedding_multiplier": settings.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": settings.number("residual_scale", 0.0) or 1.0,
+        "logits_scaling": settings.number("logit_scale", 0.0) or 1.0,
+        "attention_multiplier": settings.number("attention.scale", 0.0) or header.head_dim**-0.5,
+    }
+
+
+def windows(header: Header, *, default: int, period: int) -> dict[str, Any]:
+    """Every ``period``-th layer attends to everything, the others through a window, if the file says nothing else."""
+    settings, name = header.settings, "attention.sliding_window_pattern"
+    window, pattern = settings.integer("attention.sliding_window", default), settings.get(name)
+    if isinstance(pattern, (list, tuple, np.ndarray)):
+        windowed = [bool(each) for each in pattern]
+    else:
+        period = settings.integer(name, period)
+        windowed = [period == 0 or (layer + 1) % period != 0 for layer in range(header.layers)]
+    if len(windowed) != header.layers:
+        raise damaged(f"{settings.key(name)} of this GGUF file has {len(windowed)} entries for {header.layers} layers")
+    if not window:
+        return {"layer_types": ["full_attention"] * header.layers}
+    types = ["sliding_attention" if each else "full_attention" for each in windowed]
+    return {"sliding_window": window, "layer_types": types}
 
 
 def qwen2_moe(header: Header) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What GGUF files say of layers with recurrent states: gated delta nets, short convolutions and Mamba-2."""
+"""What GGUF files say of layers with recurrent states: gated delta nets, short convolutions, Mamba and Mamba-2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,16 +7,19 @@ import numpy as np
 
 from selfspec.loading.gguf_deepseek import read_mixture
 from selfspec.loading.gguf_family import (
+    MOST_EXPERTS,
     GgufFamily,
     Header,
     Rows,
+    biases,
     biases_and_mlp,
     experts,
+    multipliers,
     qwen2_moe,
     require_sigmoids,
     routed,
 )
-from selfspec.loading.gguf_settings import Settings, damaged
+from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 _PERIOD = 4
 """Every fourth layer has full attention where a file does not say which."""
@@ -46,13 +49,18 @@ def _read_delta_nets(settings: Settings, layers: int) -> dict[str, Any]:
     }
 
 
-def _read_convolutions(settings: Settings, layers: int) -> dict[str, Any]:
-    """The layers with short convolutions, which are those without heads of keys and values, and their length."""
+def _read_kinds(settings: Settings, layers: int, other: str = "linear_attention") -> list[str]:
+    """The kinds of layers; those without heads of keys and values are of the other one."""
     groups = settings.by_layer("attention.head_count_kv")
     if len(groups) != layers:
         raise damaged(f"this GGUF file gives heads of keys for {len(groups)} of {layers} layers")
+    return ["full_attention" if each else other for each in groups]
+
+
+def _read_convolutions(settings: Settings, layers: int) -> dict[str, Any]:
+    """The layers with short convolutions, and their length."""
     return {
-        "layer_types": ["full_attention" if each else "conv" for each in groups],
+        "layer_types": _read_kinds(settings, layers, "conv"),
         "conv_L_cache": settings.integer("shortconv.l_cache"),
         "conv_bias": False,
     }
@@ -170,11 +178,10 @@ def _nemotron_h(header: Header) -> dict[str, Any]:
         "full_attention" if heads else mlp if width else "linear_attention"
         for heads, width in zip(groups, widths, strict=True)
     ]
-    first = kinds.index("linear_attention") if "linear_attention" in kinds else 0
     values = {
         "layers_block_type": kinds,
         **{name: sizes[own] for name, own in _NEMOTRON_SIZES.items()},
-        "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in header.tensors,
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
     }
     if mixture:
         if "expert_gating_func" in settings:
@@ -182,6 +189,75 @@ def _nemotron_h(header: Header) -> dict[str, Any]:
         values |= {**routed(header), **read_mixture(settings)}
         values["moe_shared_expert_intermediate_size"] = settings.integer("expert_shared_feed_forward_length")
     return values
+
+
+def _mamba(header: Header) -> dict[str, Any]:
+    settings, inner = header.settings, header.settings.integer("ssm.inner_size")
+    settings.get("ssm.dt_b_c_rms")
+    return {
+        "state_size": settings.integer("ssm.state_size"),
+        "conv_kernel": settings.integer("ssm.conv_kernel"),
+        "time_step_rank": settings.integer("ssm.time_step_rank"),
+        "intermediate_size": inner,
+        "expand": inner // header.hidden,
+        "use_bias": header.has("ssm_in.bias"),
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
+    }
+
+
+def _mamba2(header: Header) -> dict[str, Any]:
+    sizes = _read_mamba2(header.settings)
+    return {
+        **{name: sizes[own] for name, own in _MAMBA2_SIZES.items()},
+        "expand": sizes["inner"] // header.hidden,
+        "use_bias": header.has("ssm_in.bias"),
+        "use_conv_bias": header.has("ssm_conv1d.bias"),
+    }
+
+
+def _read_period(chosen: list[bool], name: str) -> dict[str, int]:
+    """Which layers are chosen, as Jamba's config says it: one of so many, from which one on."""
+    offset = chosen.index(True) if True in chosen else 0
+    period = next((after for after, each in enumerate(chosen[offset + 1 :], 1) if each), len(chosen))
+    if chosen != [layer % period == offset for layer in range(len(chosen))]:
+        raise refused(f"this GGUF file has no regular {name}_layer_period, which a Jamba model needs")
+    return {f"{name}_layer_period": period, f"{name}_layer_offset": offset}
+
+
+def _jamba(header: Header) -> dict[str, Any]:
+    settings = header.settings
+    sparse, count = header.layers_with("ffn_gate_inp.weight"), experts(header)
+    return {
+        **_read_period([kind == "full_attention" for kind in _read_kinds(settings, header.layers)], "attn"),
+        **(_read_period(sparse, "expert") if any(sparse) else {}),
+        "num_experts": count["num_local_experts"],
+        "num_experts_per_tok": count["num_experts_per_tok"],
+        "mamba_d_state": settings.integer("ssm.state_size"),
+        "mamba_d_conv": settings.integer("ssm.conv_kernel"),
+        "mamba_dt_rank": settings.integer("ssm.time_step_rank"),
+        "mamba_expand": settings.integer("ssm.inner_size") // header.hidden,
+        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has("ssm_in.bias"),
+    }
+
+
+def _granite_hybrid(header: Header) -> dict[str, Any]:
+    settings, sizes = header.settings, _read_mamba2(header.settings)
+    if settings.get("rope.scaling.finetuned") is not False:
+        raise refused("this GGUF file is of a Granite hybrid with a rope (Bamba), not supported")
+    has_experts = settings.integer("expert_count", 0, most=MOST_EXPERTS) > 0
+    shared = settings.integer("expert_shared_feed_forward_length", 0)
+    return {
+        **biases(header),
+        **multipliers(header),
+        **(experts(header) if has_experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
+        **{f"mamba_{name}": sizes[own] for name, own in _FALCON_SIZES.items() if name != "d_ssm"},
+        "mamba_expand": sizes["inner"] // header.hidden,
+        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has("ssm_in.bias"),
+        "shared_intermediate_size": shared or settings.integer("feed_forward_length"),
+        "layer_types": _read_kinds(settings, header.layers),
+    }
 
 
 _DELTA_NETS: dict[str, Any] = {
@@ -224,9 +300,10 @@ _FALCON_SIZES = {
     "d_state": "state",
     "d_conv": "kernel",
 }
+_FEED_FORWARD = {f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
 _FALCON_H1 = {
+    **_FEED_FORWARD,
     **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
-    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
     "pre_ff_layernorm": "ffn_norm",
     "model.final_layernorm": "output_norm",
 }
@@ -237,6 +314,37 @@ _NEMOTRON_SIZES = {
     "ssm_state_size": "state",
     "conv_kernel": "kernel",
 }
+_MAMBA2_SIZES = {
+    "num_heads": "heads",
+    "head_dim": "head",
+    "n_groups": "groups",
+    "state_size": "state",
+    "conv_kernel": "kernel",
+}
+_MAMBA = {
+    **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
+    "mixer.x_proj": "ssm_x",
+    "mixer.dt_proj": "ssm_dt",
+    "norm": "attn_norm",
+    "backbone.embeddings": "token_embd",
+    "backbone.norm_f": "output_norm",
+}
+_JAMBA = {
+    **_FEED_FORWARD,
+    **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
+    **{f"mamba.{name}_layernorm": f"ssm_{name}_norm" for name in ("dt", "b", "c")},
+    "mamba.x_proj": "ssm_x",
+    "mamba.dt_proj": "ssm_dt",
+    "pre_ff_layernorm": "ffn_norm",
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
+    "feed_forward.experts.down_proj": "ffn_down_exps",
+    "model.final_layernorm": "output_norm",
+}
+_GRANITE_HYBRID = {
+    **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
+}
+_RECURRENT: dict[str, Any] = {"norm": "layer_norm_epsilon", "modules": _MAMBA, "attends": False, "rotates": False}
 _NEMOTRON_H = {
     **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
     **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
@@ -254,7 +362,15 @@ _NEMOTRON_H = {
     "model.norm_f": "output_norm",
 }
 
+FALCON_MAMBA = GgufFamily("falcon_mamba", _mamba, **_RECURRENT)
+
 HYBRIDS = {
+    "mamba": GgufFamily("mamba", _mamba, **_RECURRENT),
+    "mamba2": GgufFamily("mamba2", _mamba2, **_RECURRENT),
+    "jamba": GgufFamily("jamba", _jamba, modules=_JAMBA, rotates=False, varies=True),
+    "granitehybrid": GgufFamily(
+        "granitemoehybrid", _granite_hybrid, modules=_GRANITE_HYBRID, interleaved=True, varies=True
+    ),
     "qwen3next": GgufFamily("qwen3_next", _qwen3_next, order_outputs=_order_joined, **_DELTA_NETS),
     "qwen35": GgufFamily(
         "qwen3_5_text", _qwen35, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS

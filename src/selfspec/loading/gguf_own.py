@@ -1,28 +1,35 @@
 """What families of models in GGUF files have of their own: one row of a table each, with what reads their settings."""
 
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from selfspec.loading.gguf_deepseek import read_latents, read_mixture, read_softmax_mixture
+from selfspec.loading.gguf_deepseek import has_sigmoids, read_latents, read_mixture, read_softmax_mixture, scale_yarn
 from selfspec.loading.gguf_family import (
     GgufFamily,
     Header,
     biases,
     biases_and_mlp,
     experts,
+    multipliers,
     qwen2_moe,
     require_sigmoids,
     routed,
+    windows,
 )
-from selfspec.loading.gguf_hybrids import HYBRIDS
-from selfspec.loading.gguf_settings import damaged, refused
+from selfspec.loading.gguf_hybrids import FALCON_MAMBA, HYBRIDS
+from selfspec.loading.gguf_observed import OBSERVED
+from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 
 def _granite_moe(header: Header) -> dict[str, Any]:
     values = _granite(header)
     del values["mlp_bias"]
     return {**values, **experts(header)}
+
+
+def _granite_shared(header: Header) -> dict[str, Any]:
+    shared = header.settings.integer("expert_shared_feed_forward_length")
+    return {**_granite_moe(header), "shared_intermediate_size": shared}
 
 
 def _olmoe(header: Header) -> dict[str, Any]:
@@ -55,19 +62,15 @@ def _granite(header: Header) -> dict[str, Any]:
     settings = header.settings
     if settings.get("rope.scaling.finetuned") is False:
         raise refused("this GGUF file is of a Granite model without rope, not supported")
-    return {
-        **biases_and_mlp(header),
-        "embedding_multiplier": settings.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": settings.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": settings.number("logit_scale", 0.0) or 1.0,
-        "attention_multiplier": settings.number("attention.scale", 0.0) or header.head_dim**-0.5,
-    }
+    for name in _HYBRID_SETTINGS:
+        settings.get(name)
+    return {**biases_and_mlp(header), **multipliers(header)}
 
 
 def _gemma2(header: Header) -> dict[str, Any]:
     return {
         **_gemma(header, largest=46),
-        **_windows(header, default=4096, period=2),
+        **windows(header, default=4096, period=2),
         "attn_logit_softcapping": header.settings.number("attn_logit_softcapping", 50.0) or None,
         "final_logit_softcapping": header.settings.number("final_logit_softcapping", 30.0) or None,
     }
@@ -76,7 +79,7 @@ def _gemma2(header: Header) -> dict[str, Any]:
 def _gemma3(header: Header) -> dict[str, Any]:
     return {
         **_gemma(header, largest=62),
-        **_windows(header, default=0, period=6),
+        **windows(header, default=0, period=6),
         "final_logit_softcapping": header.settings.number("final_logit_softcapping", 0.0) or None,
     }
 
@@ -87,29 +90,12 @@ def _gemma(header: Header, largest: int) -> dict[str, Any]:
     return {"query_pre_attn_scalar": scalar}
 
 
-def _windows(header: Header, *, default: int, period: int) -> dict[str, Any]:
-    """Every ``period``-th layer attends to everything, the others through a window, if the file says nothing else."""
-    settings, name = header.settings, "attention.sliding_window_pattern"
-    window, pattern = settings.integer("attention.sliding_window", default), settings.get(name)
-    if isinstance(pattern, (list, tuple, np.ndarray)):
-        windowed = [bool(each) for each in pattern]
-    else:
-        period = settings.integer(name, period)
-        windowed = [period == 0 or (layer + 1) % period != 0 for layer in range(header.layers)]
-    if len(windowed) != header.layers:
-        raise damaged(f"{settings.key(name)} of this GGUF file has {len(windowed)} entries for {header.layers} layers")
-    if not window:
-        return {"layer_types": ["full_attention"] * header.layers}
-    types = ["sliding_attention" if each else "full_attention" for each in windowed]
-    return {"sliding_window": window, "layer_types": types}
-
-
 def _exaone4(header: Header) -> dict[str, Any]:
-    return {"sliding_window": None, **_windows(header, default=0, period=4)}
+    return {"sliding_window": None, **windows(header, default=0, period=4)}
 
 
 def _olmo3(header: Header) -> dict[str, Any]:
-    return {**biases(header), **_windows(header, default=0, period=4)}
+    return {**biases(header), **windows(header, default=0, period=4)}
 
 
 def _seed_oss(header: Header) -> dict[str, Any]:
@@ -120,7 +106,7 @@ def _gpt_oss(header: Header) -> dict[str, Any]:
     return {
         **biases(header),
         **experts(header),
-        **_windows(header, default=0, period=2),
+        **windows(header, default=0, period=2),
         "intermediate_size": header.settings.integer("expert_feed_forward_length"),
     }
 
@@ -148,6 +134,35 @@ def _dots(header: Header) -> dict[str, Any]:
     return {**biases(header), **routed(header), **read_mixture(header.settings), "sliding_window": None}
 
 
+def _exaone_moe(header: Header) -> dict[str, Any]:
+    require_sigmoids(header)
+    header.settings.get("expert_shared_feed_forward_length")
+    values = {**experts(header), **read_mixture(header.settings)}
+    return {
+        **values,
+        **windows(header, default=0, period=4),
+        "num_experts": values["num_local_experts"],
+        "num_shared_experts": values["n_shared_experts"],
+    }
+
+
+def _mellum(header: Header) -> dict[str, Any]:
+    return {**_qwen3_moe(header), **windows(header, default=0, period=4)}
+
+
+def _hy_v3(header: Header) -> dict[str, Any]:
+    require_sigmoids(header)
+    settings, size = header.settings, header.settings.integer("expert_feed_forward_length")
+    return {
+        **biases(header),
+        **experts(header),
+        "moe_intermediate_size": size,
+        "num_shared_experts": settings.integer("expert_shared_feed_forward_length") // (size or 1),
+        "router_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,
+        "mlp_layer_types": ["sparse" if each else "dense" for each in header.layers_with("ffn_gate_inp.weight")],
+    }
+
+
 def _minimax(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
     return {**experts(header), "intermediate_size": header.settings.integer("expert_feed_forward_length")}
@@ -169,14 +184,6 @@ def _ernie_moe(header: Header) -> dict[str, Any]:
     }
 
 
-def _cohere2(header: Header) -> dict[str, Any]:
-    return {
-        **biases(header),
-        **_windows(header, default=0, period=4),
-        "logit_scale": header.settings.number("logit_scale"),
-    }
-
-
 def _one_for_biases(header: Header) -> dict[str, Any]:
     return {"use_bias": header.has_qkv_bias}
 
@@ -188,6 +195,17 @@ def _stablelm(header: Header) -> dict[str, Any]:
         "use_parallel_residual": not header.has("ffn_norm.weight"),
     }
 
+
+def _has(settings: Settings, name: str) -> bool:
+    """Whether a number is there and not 0."""
+    return settings.integer(name, 0) > 0
+
+
+_HYBRID_SETTINGS = (
+    *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
+    "expert_shared_feed_forward_length",
+)
+"""What files of Granite 4 without recurrent layers have of models with these; none of it is computed with."""
 
 _AFTER_ATTENTION = {
     "post_attention_layernorm": "post_attention_norm",
@@ -214,12 +232,16 @@ FAMILIES = {
     "ernie4_5": GgufFamily("ernie4_5", _one_for_biases),
     "ernie4_5-moe": GgufFamily("ernie4_5_moe", _ernie_moe),
     "hunyuan-dense": GgufFamily("hunyuan_v1_dense", biases),
+    "exaone-moe": GgufFamily("exaone_moe", _exaone_moe),
+    "mellum": GgufFamily("mellum", _mellum, rope_by_layer_type=True),
+    "hy-v3": GgufFamily("hy_v3", _hy_v3),
+    "jais2": GgufFamily("jais2", biases_and_mlp, norm="layer_norm_eps", rms=False),
+    "chatglm": GgufFamily("glm", biases, partial_rope=True),
     "minimax-m2": GgufFamily("minimax_m2", _minimax, partial_rope=True),
     "dots1": GgufFamily("dots1", _dots),
     "nemotron": GgufFamily(
         "nemotron", biases_and_mlp, norm="norm_eps", rms=False, norms_plus_one=True, partial_rope=True
     ),
-    "cohere2": GgufFamily("cohere2", _cohere2, norm="layer_norm_eps", rms=False),
     "arcee": GgufFamily("arcee", biases_and_mlp, interleaved=True),
     "gemma": GgufFamily("gemma", norms_plus_one=True),
     "granite": GgufFamily("granite", _granite, interleaved=True),
@@ -235,23 +257,43 @@ FAMILIES = {
     "starcoder2": GgufFamily("starcoder2", _one_for_biases, norm="norm_epsilon", rms=False),
     "glm4": GgufFamily("glm4", biases, modules=_SANDWICH, partial_rope=True),
     "glm4moe": GgufFamily("glm4_moe", _glm4_moe, modules=_BEFORE_MLP, partial_rope=True),
-    "gpt-oss": GgufFamily("gpt_oss", _gpt_oss, modules=_BEFORE_MLP, transposed=True, rounds_yarn=False),
-    "deepseek2": GgufFamily("deepseek_v2", _deepseek2, latent=True),
+    "gpt-oss": GgufFamily(
+        "gpt_oss", _gpt_oss, modules=_BEFORE_MLP, in_turns=True, transposed=".experts.", rounds_yarn=False
+    ),
+    "deepseek2": GgufFamily("deepseek_v2", _deepseek2, change_rope=scale_yarn, latent=True),
     "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", rms=False, partial_rope=True),
+    **OBSERVED,
     **HYBRIDS,
 }
 """By ``general.architecture``."""
 
-MIXTRAL = GgufFamily("mixtral", experts, interleaved=True)
-DEEPSEEK_V3 = GgufFamily("deepseek_v3", _deepseek3, latent=True)
-OLMO3 = GgufFamily("olmo3", _olmo3, modules=_AFTER_ATTENTION, rope_by_layer_type=True)
-
-_NAMES = {
-    **{family.model_type: name for name, family in FAMILIES.items()},
-    **{"mistral": "llama", MIXTRAL.model_type: "llama", DEEPSEEK_V3.model_type: "deepseek2", OLMO3.model_type: "olmo2"},
+OTHERS: dict[str, tuple[Callable[[Settings], bool], GgufFamily]] = {
+    "llama": (lambda settings: _has(settings, "expert_count"), GgufFamily("mixtral", experts, interleaved=True)),
+    "deepseek2": (has_sigmoids, GgufFamily("deepseek_v3", _deepseek3, change_rope=scale_yarn, latent=True)),
+    "olmo2": (
+        lambda settings: _has(settings, "attention.sliding_window"),
+        GgufFamily("olmo3", _olmo3, modules=_AFTER_ATTENTION, rope_by_layer_type=True),
+    ),
+    "granitemoe": (
+        lambda settings: _has(settings, "expert_shared_feed_forward_length"),
+        GgufFamily("granitemoeshared", _granite_shared, interleaved=True),
+    ),
+    "mamba": (lambda settings: settings.get("ssm.dt_b_c_rms") is True, FALCON_MAMBA),
+    "mistral3": (lambda settings: "attention.temperature_scale" not in settings, FAMILIES["llama"]),
 }
+"""Families that files do not name apart from another one, and how to know them."""
 
-BY_MODEL_TYPE = {family.model_type: family for family in (*FAMILIES.values(), MIXTRAL, DEEPSEEK_V3, OLMO3)}
+_ALIKE = {
+    **dict.fromkeys(("mistral", "iquestcoder", "internlm3"), "llama"),
+    "solar_open": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
+}
+"""What files call families that compute the same as another one."""
+
+_ALL = [*FAMILIES.items(), *((name, family) for name, (_, family) in OTHERS.items())]
+_NAMES = {**{family.model_type: name for name, family in reversed(_ALL)}, **_ALIKE}
+
+BY_MODEL_TYPE = {family.model_type: family for _, family in _ALL}
 """By ``config.model_type``."""
 
 

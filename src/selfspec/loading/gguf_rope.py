@@ -22,8 +22,9 @@ _DEFAULT_BASE = 10000.0
 """Base of the frequencies where a file does not give it."""
 
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA4_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
 _LLAMA3_LENGTH = 8192
-"""What all models of Llama 3.1 and later have."""
+"""What all models of Llama 3.1 and later have; those of Llama 4 divide the frequencies below one bound."""
 
 _ROUNDING = 1e-6
 """How far factors may be from those of the recovered numbers: float32 rounds them."""
@@ -149,7 +150,8 @@ def _read_llama3(factors: Factors, base: float, rotated: int) -> dict[str, Any]:
 def _llama3_candidates(factors: Factors, turns: Factors) -> Iterator[dict[str, Any]]:
     factor = float(f"{factors.max():.6g}")
     for length in (_LLAMA3_LENGTH, *(2**power for power in range(5, 21))):
-        yield {"factor": factor, **_LLAMA3_BOUNDS, "original_max_position_embeddings": length}
+        for bounds in (_LLAMA3_BOUNDS, _LLAMA4_BOUNDS):
+            yield {"factor": factor, **bounds, "original_max_position_embeddings": length}
     between = (factors > 1 + _ROUNDING) & (factors < factor * (1 - _ROUNDING))
     if between.sum() >= 2:  # there the inverse of a factor grows linearly with the turns that one position makes
         smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)

@@ -76,14 +76,26 @@ _DEEPSEEK_CODER = Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS,
 _DEEPSEEK_LLM = Splitting(
     (r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _IDEOGRAPHS, _DIGIT)
 )
+_DEEPSEEK3 = Splitting(
+    (
+        _THREE_DIGITS,
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    )
+)
+_FALCON = Splitting((r"[\p{P}$+<=>^~|`]+", *_GPT2.patterns, "[0-9]{3}"))
+_BLOOM = Splitting((r" ?[^(\s|.,!?…。，、।۔،)]+",))
 _SEED_CODER = Splitting(
     (rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|{_DIGIT}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
 )
 
 _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
-    (_GPT2, ("gpt-2", "phi-2", "jais", "mpt", "mellum", "gigachat", "trillion", "a.x-4.0", "exaone4")),
+    (_GPT2, ("gpt-2", "phi-2", "jais", "mellum", "gigachat", "trillion", "a.x-4.0", "exaone4")),
     (_GPT2_DIGITS, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")),
-    (_GPT_NEOX, ("olmo",)),
+    (_GPT_NEOX, ("olmo", "mpt")),
+    (_FALCON, ("falcon",)),
+    (_BLOOM, ("bloom",)),
     (_CL100K, ("dbrx", "glm4", "chatglm-bpe")),
     (_LLAMA3, ("smaug-bpe",)),
     (_LLAMA3_BOS, ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2")),
@@ -94,6 +106,7 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_O200K, ("gpt-4o", "llama4", "kanana2")),
     (_DEEPSEEK_CODER, ("deepseek-coder",)),
     (_DEEPSEEK_LLM, ("deepseek-llm",)),
+    (_DEEPSEEK3, ("deepseek-v3", "hunyuan-dense")),
     (_SEED_CODER, ("seed-coder",)),
 )
 _SPLITTINGS = {name: splitting for splitting, names in _NAMES for name in names}

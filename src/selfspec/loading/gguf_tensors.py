@@ -36,13 +36,15 @@ class Source:
             but one axis of a matrix.
         rows: the outputs of the tensors that the parameter has, in its order; ``None`` for all as they are.
         change: makes the parameter of these values.
-        transposed: the parameter has inputs before outputs, and one output of each tensor in turns.
+        in_turns: the parameter has one output of each tensor of experts in turns.
+        transposed: the parameter has inputs before outputs.
         by_head: the tensors are what expands keys, ``[heads, latent, key]``, and values, ``[heads, value, latent]``.
     """
 
     tensors: tuple[str, ...]
     rows: Rows | None = None
     change: Callable[[Values], Values] | None = None
+    in_turns: bool = False
     transposed: bool = False
     by_head: bool = False
 
@@ -52,15 +54,17 @@ class Source:
         The shape can have one axis of size one more than the parameter's.
         """
         arrays = [values(name) for name in self.tensors]
-        if self.transposed:
-            return self._in_turns(arrays)
         if self.by_head:
             keys, values_ = arrays
             return np.concatenate([keys.swapaxes(1, 2), values_], 1).reshape(-1, keys.shape[1])
         axis = _outputs_axis(arrays[0].shape)
-        joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+        if self.in_turns:
+            joined = np.stack(arrays, 2).reshape(len(arrays[0]), -1, *arrays[0].shape[2:])
+        else:
+            joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
         chosen = joined if self.rows is None else np.take(joined, self.rows, axis)
-        return chosen if self.change is None else self.change(chosen)
+        changed = chosen if self.change is None else self.change(chosen)
+        return np.ascontiguousarray(changed.swapaxes(-1, -2)) if self.transposed else changed
 
     def count_used(self, outputs: list[int]) -> list[int]:
         """How many outputs of each tensor the parameter has, given how many there are."""
@@ -75,13 +79,7 @@ class Source:
         ``None`` where the tensors follow each other.
         """
         parts = len(self.tensors)
-        return np.arange(outputs * parts).reshape(parts, -1).T.flatten() if self.transposed and parts > 1 else None
-
-    @staticmethod
-    def _in_turns(arrays: list[Values]) -> Values:
-        """Weights ``[experts, outputs, inputs]`` or biases ``[experts, outputs]`` of tensors as one parameter."""
-        both = np.stack(arrays, 2).reshape(len(arrays[0]), -1, *arrays[0].shape[2:])
-        return np.ascontiguousarray(both.swapaxes(1, 2) if both.ndim == 3 else both)
+        return np.arange(outputs * parts).reshape(parts, -1).T.flatten() if self.in_turns and parts > 1 else None
 
 
 _MODULES = {
@@ -128,6 +126,8 @@ _MODULES = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "shared_mlp.input_linear": "ffn_gate_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
     "linear_attn.in_proj_qkvz": "ssm_in",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
@@ -148,9 +148,14 @@ _MODULES = {
 _JOINED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+    "ffn_gate_up_shexp": ("ffn_gate_shexp", "ffn_up_shexp"),
+    "ffn_gate_up": ("ffn_gate", "ffn_up"),
     "ssm_in": ("attn_qkv", "attn_gate"),
 }
 """Tensors that stand for several ones, whose outputs they have one after another."""
+
+_WITHOUT_EXPERTS = {"ffn_gate_up_shexp": "ffn_gate_up", "ffn_down_shexp": "ffn_down"}
+"""What shared experts are called where there are no others."""
 
 _EXPANDING, _EXPANDING_PARTS = "attn_kv_b", ("attn_k_b", "attn_v_b")
 """What expands latents to keys and values: one tensor, or two by head; see ``Source.by_head``."""
@@ -164,7 +169,7 @@ _NEEDLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 _PARAMETER = re.compile(
-    r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<part>\d+))?(?:[._](?P<kind>weight|bias))?"
+    r"(?:\w+\.(?:layers|h|blocks)\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<part>\d+))?(?:[._](?P<kind>weight|bias))?"
 )
 
 
@@ -227,12 +232,10 @@ class _Finder:
         self._family = BY_MODEL_TYPE[config.model_type]
         self._modules = {**_MODULES, **self._family.modules}
         self._rows, self._inputs = self._family.order_outputs(config), self._family.order_inputs(config)
-        self._head_dim = int(getattr(config, "head_dim", config.hidden_size // config.num_attention_heads))
-        self._outputs = {
-            "attn_q": config.num_attention_heads * self._head_dim,
-            "attn_k": config.num_key_value_heads * self._head_dim,
-            "attn_v": config.num_key_value_heads * self._head_dim,
-        }
+        heads = getattr(config, "num_attention_heads", 0)
+        self._head_dim = int(getattr(config, "head_dim", 0) or config.hidden_size // (heads or 1))
+        groups = (getattr(config, "num_key_value_heads", None) or heads) * self._head_dim
+        self._outputs = {"attn_q": heads * self._head_dim, "attn_k": groups, "attn_v": groups}
 
     def find(self, name: str) -> Source:
         match = _PARAMETER.fullmatch(name)
@@ -245,9 +248,11 @@ class _Finder:
             rows = np.array([int(match["part"])])
         elif self._family.interleaved and module in ("attn_q", "attn_k"):
             rows = self._undo_interleaving(self._range(names[0], module, 0) if rows is None else rows)
-        transposed = self._family.transposed and ".experts." in match["module"]
-        change = None if match["kind"] == "bias" else self._find_change(module)
-        return Source(names, rows, change, transposed, by_head=module == _EXPANDING and len(names) > 1)
+        in_turns = self._family.in_turns and ".experts." in match["module"]
+        is_bias, part = match["kind"] == "bias", self._family.transposed
+        transposed = bool(part) and part in match["module"] and not is_bias
+        change = None if is_bias else self._find_change(module)
+        return Source(names, rows, change, in_turns, transposed, by_head=module == _EXPANDING and len(names) > 1)
 
     def _find_change(self, module: str) -> Callable[[Values], Values] | None:
         """What makes a module's parameter of the values of a file."""
@@ -279,6 +284,8 @@ class _Finder:
             return found, self._range(
                 found[0], module, sum(self._outputs[each] for each in parts[: parts.index(module)])
             )
+        if module in _WITHOUT_EXPERTS:
+            return self._find_tensors(block, _WITHOUT_EXPERTS[module], kind, name)
         missing = next(each for each in _JOINED.get(module, (module,)) if there(each) is None)
         family = self._family.model_type
         raise refused(f"this GGUF file has no tensor {block}{missing}{ends[0]}, which a {family} model needs ({name})")
@@ -311,7 +318,9 @@ def _check_shape(name: str, expected: tuple[int, ...], source: Source, tensors: 
 
 def _fits(source: Source, shapes: list[tuple[int, ...]], expected: tuple[int, ...]) -> bool:
     if source.transposed:
-        experts, *inputs, outputs = expected
+        expected = (*expected[:-2], expected[-1], expected[-2])
+    if source.in_turns:
+        experts, outputs, *inputs = expected
         return outputs % len(shapes) == 0 and set(shapes) == {(experts, outputs // len(shapes), *inputs)}
     if source.by_head:
         keys, values = shapes

@@ -32,6 +32,7 @@ _MAX_MERGED = 128
 _UNSTRIPPED = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 """Special tokens of Phi-3 that do not swallow the spaces after them."""
 
+_PHI = frozenset(("phi3", "phimoe"))
 _GEMMA = frozenset(("gemma", "gemma2", "gemma3"))
 
 
@@ -116,7 +117,7 @@ class _Vocabulary:
         merges = self._merges() if f"{_PREFIX}merges" in self._metadata else self._merges_by_score()
         backend = Tokenizer(BPE(vocab=self._ids, merges=merges, fuse_unk=True, byte_fallback=True))
         prefix = self._flag("add_space_prefix", True)
-        if self._architecture == "phi3":  # the prefix comes after every special token, not at the beginning alone
+        if self._architecture in _PHI:  # the prefix comes after every special token, not at the beginning alone
             steps = [normalizers.Prepend(_SPACE)] if prefix else []
             backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
         else:
@@ -142,7 +143,7 @@ class _Vocabulary:
 
     def _add_tokens(self, backend: Tokenizer, named: set[str]) -> None:
         """Makes tokens that are never cut into pieces: those of the file's two kinds, and the named special ones."""
-        strips = self._architecture == "phi3" and self._kind == "llama"
+        strips = self._architecture in _PHI and self._kind == "llama"
         control = [self._tokens[i] for i in np.flatnonzero(self._types == _CONTROL).tolist()]
         control += sorted(named - set(control), key=self._ids.__getitem__)
         defined = [self._tokens[i] for i in np.flatnonzero(self._types == _USER_DEFINED).tolist()]

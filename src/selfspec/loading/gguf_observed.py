@@ -1,0 +1,256 @@
+"""What GGUF files say of families without a row of the table, which run by transformers' own modules."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from selfspec.loading.gguf_family import (
+    GgufFamily,
+    Header,
+    Rows,
+    biases,
+    biases_and_mlp,
+    experts,
+    windows,
+)
+from selfspec.loading.gguf_settings import Settings, refused
+
+_ALIBI = 8.0
+"""What the slopes of distances go up to; transformers has no other."""
+
+_EPSILON = 1e-5
+"""What OLMo's norms add to a variance."""
+
+_CHUNK, _MAVERICK = 8192, 128
+"""Of Llama 4: what layers with a rope attend to, and the number of experts of the model without norms of heads."""
+
+
+def _order_heads(config: Any) -> Mapping[str, Rows]:
+    """Files have all queries, then all keys, then all values; transformers has them by group of heads."""
+    heads = int(config.num_attention_heads)
+    groups, size = int(getattr(config, "num_kv_heads", heads)), int(config.hidden_size) // heads
+    if getattr(config, "multi_query", False):
+        groups = 1
+    entries = np.arange((heads + 2 * groups) * size)
+    parts = np.split(entries, [heads * size, (heads + groups) * size])
+    return {"attn_qkv": np.concatenate([part.reshape(groups, -1) for part in parts], 1).flatten()}
+
+
+def _gpt2(header: Header) -> dict[str, Any]:
+    return {"n_inner": header.settings.integer("feed_forward_length")}
+
+
+def _starcoder(header: Header) -> dict[str, Any]:
+    if header.groups != 1:
+        raise refused(f"this GGUF file has {header.groups} heads of keys, of which transformers' family has one")
+    return {**_gpt2(header), "multi_query": True}
+
+
+def _gpt_neox(header: Header) -> dict[str, Any]:
+    return {
+        "attention_bias": header.has_qkv_bias,
+        "use_parallel_residual": header.settings.get("use_parallel_residual") is not False,
+    }
+
+
+def _mpt(header: Header) -> dict[str, Any]:
+    settings, width = header.settings, header.settings.integer("feed_forward_length")
+    if (bias := settings.number("attention.max_alibi_bias", 0.0)) != _ALIBI:
+        raise refused(f"this GGUF file has {settings.key('attention.max_alibi_bias')} = {bias:g}, not {_ALIBI:g}")
+    clip = settings.number("attention.clamp_kqv", 0.0) or None
+    return {
+        "max_seq_len": settings.integer("context_length"),
+        "expansion_ratio": width // header.hidden,
+        "attn_config": {"clip_qkv": clip},
+    }
+
+
+def _falcon(header: Header) -> dict[str, Any]:
+    two_norms = header.has("attn_norm_2.weight")
+    is_new = two_norms or header.groups > 1
+    return {
+        "num_kv_heads": header.groups,
+        "multi_query": not is_new,
+        "new_decoder_architecture": is_new,
+        "num_ln_in_parallel_attn": 1 + two_norms if is_new else None,
+        "ffn_hidden_size": header.settings.integer("feed_forward_length"),
+    }
+
+
+def _cohere(header: Header) -> dict[str, Any]:
+    return {
+        **biases(header),
+        "logit_scale": header.settings.number("logit_scale"),
+        "use_qk_norm": header.has("attn_q_norm.weight"),
+    }
+
+
+def _cohere2(header: Header) -> dict[str, Any]:
+    return {
+        **biases(header),
+        **windows(header, default=0, period=4),
+        "logit_scale": header.settings.number("logit_scale"),
+    }
+
+
+def _olmo(header: Header) -> dict[str, Any]:
+    settings = header.settings
+    if (epsilon := settings.number("attention.layer_norm_epsilon")) != _EPSILON:
+        raise refused(f"this GGUF file has norms that add {epsilon:g}, but those of its family add {_EPSILON:g}")
+    return {**biases(header), "clip_qkv": settings.number("attention.clamp_kqv", 0.0) or None}
+
+
+def _llama4(header: Header) -> dict[str, Any]:
+    settings, values = header.settings, experts(header)
+    if "attention.sliding_window" in settings:
+        raise refused(f"this GGUF file has {settings.key('attention.sliding_window')}, which no Llama 4 model has")
+    return {
+        **biases(header),
+        **values,
+        "intermediate_size": settings.integer("expert_feed_forward_length"),
+        "intermediate_size_mlp": settings.integer("feed_forward_length"),
+        "interleave_moe_layer_step": settings.integer("interleave_moe_layer_step"),
+        "attention_chunk_size": _CHUNK,
+        "use_qk_norm": values["num_local_experts"] != _MAVERICK,
+    }
+
+
+def _phimoe(header: Header) -> dict[str, Any]:
+    if "rope_factors_long.weight" in header.tensors:
+        raise refused("this GGUF file scales its rope as 'longrope', by factors of Phi-MoE that files do not hold")
+    header.settings.get("rope.scaling.original_context_length")
+    return {
+        **biases(header),
+        **experts(header),
+        "lm_head_bias": "output.bias" in header.tensors,
+        "sliding_window": header.settings.integer("attention.sliding_window", 0) or None,
+    }
+
+
+def _hunyuan_moe(header: Header) -> dict[str, Any]:
+    settings, values = header.settings, experts(header)
+    names = ("feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length")
+    widths = {settings.integer(name) for name in names}
+    if len(widths) > 1 or settings.integer("expert_shared_count", 1) != 1:
+        raise refused(f"this GGUF file has shared experts, or experts of the widths {sorted(widths)}, not supported")
+    return {
+        **biases(header),
+        "num_experts": values["num_local_experts"],
+        "moe_topk": values["num_experts_per_tok"],
+    }
+
+
+def _minicpm3(header: Header) -> dict[str, Any]:
+    # What embeddings, residuals and logits are multiplied by is that of the one model there is, as in llama.cpp.
+    settings, turned = header.settings, header.head_dim
+    return {
+        **biases_and_mlp(header),
+        "q_lora_rank": settings.integer("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": settings.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": settings.integer("attention.key_length") - turned,
+        "v_head_dim": header.hidden // header.heads,
+        "scale_emb": 12.0,
+    }
+
+
+def _scale_queries(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
+    """The rope of Ministral 3, by whose length queries of later tokens are scaled."""
+    if rope["rope_type"] != "yarn":
+        raise refused(f"this GGUF file scales its rope as '{rope['rope_type']}', not as 'yarn'")
+    return {
+        **rope,
+        "mscale": 1.0,  # llama.cpp has no other
+        "mscale_all_dim": settings.number("rope.scaling.yarn_log_multiplier", 0.0),
+        "llama_4_scaling_beta": settings.number("attention.temperature_scale"),
+    }
+
+
+_GPT2 = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+}
+_DENSE = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
+_BLOOM = {
+    **_DENSE,
+    "transformer.word_embeddings": "token_embd",
+    "transformer.word_embeddings_layernorm": "token_embd_norm",
+    "transformer.ln_f": "output_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+}
+_GPT_NEOX = {
+    **_DENSE,
+    "gpt_neox.embed_in": "token_embd",
+    "gpt_neox.final_layer_norm": "output_norm",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+}
+_MPT = {
+    "transformer.wte": "token_embd",
+    "transformer.norm_f": "output_norm",
+    "norm_1": "attn_norm",
+    "norm_2": "ffn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "ffn.up_proj": "ffn_up",
+    "ffn.down_proj": "ffn_down",
+}
+_PHI = {
+    "model.final_layernorm": "output_norm",
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+_LLAMA4 = {
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
+    "feed_forward.experts.down_proj": "ffn_down_exps",
+}
+_HUNYUAN = {
+    "mlp.gate.wg": "ffn_gate_inp",
+    **{f"mlp.shared_mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+}
+_LAYER_NORMS: dict[str, Any] = {"norm": "layer_norm_epsilon", "rms": False}
+
+OBSERVED = {
+    "gpt2": GgufFamily("gpt2", _gpt2, modules=_GPT2, rotates=False, transposed=".c_", **_LAYER_NORMS),
+    "starcoder": GgufFamily("gpt_bigcode", _starcoder, modules=_GPT2, rotates=False, **_LAYER_NORMS),
+    "gptneox": GgufFamily(
+        "gpt_neox",
+        _gpt_neox,
+        norm="layer_norm_eps",
+        rms=False,
+        modules=_GPT_NEOX,
+        partial_rope=True,
+        order_outputs=_order_heads,
+    ),
+    "bloom": GgufFamily("bloom", modules=_BLOOM, rotates=False, order_outputs=_order_heads, **_LAYER_NORMS),
+    "mpt": GgufFamily("mpt", _mpt, modules=_MPT, rotates=False, **_LAYER_NORMS),
+    "falcon": GgufFamily(
+        "falcon",
+        _falcon,
+        modules={**_BLOOM, "ln_mlp": "attn_norm", "ln_attn": "attn_norm_2"},
+        order_outputs=_order_heads,
+        **_LAYER_NORMS,
+    ),
+    "phi2": GgufFamily("phi", norm="layer_norm_eps", rms=False, modules=_PHI, partial_rope=True),
+    "phimoe": GgufFamily("phimoe", _phimoe),
+    "command-r": GgufFamily("cohere", _cohere, norm="layer_norm_eps", rms=False),
+    "cohere2": GgufFamily("cohere2", _cohere2, norm="layer_norm_eps", rms=False),
+    "olmo": GgufFamily("olmo", _olmo, norm="layer_norm_eps", rms=False, interleaved=True),
+    "exaone": GgufFamily("exaone", biases_and_mlp),
+    "llama4": GgufFamily("llama4_text", _llama4, modules=_LLAMA4, transposed=".experts."),
+    "mistral3": GgufFamily("ministral3", change_rope=_scale_queries, interleaved=True),
+    "minicpm3": GgufFamily("minicpm3", _minicpm3, latent=True),
+    "hunyuan-moe": GgufFamily("hunyuan_v1_moe", _hunyuan_moe, modules=_HUNYUAN),
+}
+"""By ``general.architecture``."""

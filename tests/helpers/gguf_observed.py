@@ -1,0 +1,137 @@
+"""GGUF files of families without a row, but for hybrids, in the form that llama.cpp's own converter gives them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.float32]
+
+_SEPARATE = ("gpt2", "gpt_bigcode", "gpt_neox", "bloom", "mpt", "falcon", "phi")
+"""Families whose converters write all settings themselves."""
+
+
+def observed_settings(config: Any) -> dict[str, Any] | None:
+    """All settings of a family whose converter writes them itself; ``None`` for another one."""
+    family = config.model_type
+    if family not in _SEPARATE:
+        return None
+    width = getattr(config, "n_inner", None) or getattr(config, "intermediate_size", None)
+    return {
+        "vocab_size": config.vocab_size,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "context_length": {"falcon": 2048, "mpt": getattr(config, "max_seq_len", 0), "bloom": config.hidden_size}.get(
+            family, getattr(config, "max_position_embeddings", None)
+        ),
+        "feed_forward_length": 4 * config.hidden_size if family in ("bloom", "mpt", "falcon") else width,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": _groups(config),
+        "attention.layer_norm_epsilon": getattr(config, "layer_norm_epsilon", None) or config.layer_norm_eps,
+        **_own(config),
+    }
+
+
+def _groups(config: Any) -> int | None:
+    heads: int = config.num_attention_heads
+    return {"bloom": heads, "phi": heads, "gpt_bigcode": 1, "falcon": getattr(config, "num_kv_heads", 1)}.get(
+        config.model_type
+    )
+
+
+def _own(config: Any) -> dict[str, Any]:
+    family = config.model_type
+    if family in ("gpt_neox", "phi"):
+        size = config.hidden_size // config.num_attention_heads
+        share = config.rope_parameters["partial_rotary_factor"]
+        parallel = {"use_parallel_residual": config.use_parallel_residual} if family == "gpt_neox" else {}
+        return {"rope.dimension_count": int(share * size), **parallel}
+    if family == "mpt":
+        clip = config.attn_config.clip_qkv
+        return {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": None if clip is None else float(clip)}
+    return {"tensor_data_layout": "jploski"} if family == "falcon" else {}
+
+
+def further_settings(config: Any) -> dict[str, Any]:
+    """What families without a row have beside the usual settings."""
+    family = config.model_type
+    if family == "llama4_text":
+        return {
+            "feed_forward_length": config.intermediate_size_mlp,
+            "interleave_moe_layer_step": config.interleave_moe_layer_step,
+            "expert_feed_forward_length": config.intermediate_size,
+        }
+    if family == "ministral3":
+        rope = config.rope_parameters
+        return {
+            "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+            "attention.temperature_scale": rope["llama_4_scaling_beta"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        }
+    if family == "minicpm3":
+        return {
+            "attention.q_lora_rank": config.q_lora_rank,
+            "attention.kv_lora_rank": config.kv_lora_rank,
+            "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "attention.value_length": None,
+            "logit_scale": None,
+            "rope.dimension_count": config.qk_rope_head_dim,
+        }
+    if family == "hunyuan_v1_moe":
+        return {
+            "expert_used_count": config.moe_topk,
+            "expert_feed_forward_length": config.intermediate_size,
+            "expert_shared_feed_forward_length": config.intermediate_size,
+            "expert_shared_count": 1,
+        }
+    if family == "granitemoeshared":
+        return {"expert_shared_feed_forward_length": config.shared_intermediate_size}
+    if family == "phimoe":
+        return {
+            "rope.scaling.original_context_length": config.max_position_embeddings,
+            "attention.sliding_window": config.sliding_window or 0,
+        }
+    if family == "olmo":
+        clip = config.clip_qkv
+        return {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": None if clip is None else float(clip)}
+    return {"rope.scaling.type": "none"} if family == "cohere" else {}
+
+
+def observed_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[str, Values]] | None:
+    """A parameter as files have it, by transformers' names or those that converters make; ``None`` for others."""
+    family, (module, _, kind) = config.model_type, name.rpartition(".")
+    if module.endswith("query_key_value"):
+        values = _by_kind(values, config)
+    if family in ("bloom", "falcon", "gpt_neox"):
+        return iter([(name.removeprefix("transformer.") if family == "bloom" else name, values)])
+    if family == "gpt2" and kind == "weight" and ".c_" in name:
+        return iter([(name, values.T)])
+    if family == "llama4_text" and ".experts." in name:
+        by_outputs, own = values.swapaxes(1, 2), name
+        if not own.endswith("gate_up_proj"):
+            return iter([(f"{own}.weight", by_outputs)])
+        halves = np.split(by_outputs, 2, axis=1)
+        parts = (own.replace("gate_up_proj", f"{part}_proj.weight") for part in ("gate", "up"))
+        return zip(parts, halves, strict=True)
+    if ".shared_mlp.input_linear" in name:
+        return _shared(name, values, config)
+    if ".shared_mlp.output_linear" in name and not config.num_local_experts:
+        return iter([(f"blk.{name.split('.')[2]}.ffn_down.weight", values)])
+    return None
+
+
+def _by_kind(values: Values, config: Any) -> Values:
+    """All queries, all keys and all values of what transformers has by group of heads."""
+    heads = config.num_attention_heads
+    groups = heads if config.model_type != "falcon" else config.num_kv_heads
+    by_group = values.reshape(groups, heads // groups + 2, config.hidden_size // heads, *values.shape[1:])
+    parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _shared(name: str, values: Values, config: Any) -> Iterator[tuple[str, Values]]:
+    block, ending = name.split(".")[2], "_shexp" if config.num_local_experts else ""
+    for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+        yield f"blk.{block}.ffn_{part}{ending}.weight", half
