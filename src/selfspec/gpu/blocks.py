@@ -173,6 +173,13 @@ def moved(words, right):
 
 
 @triton.jit
+def _turned(words, right):
+    """Words rotated right by some bits, or left by bits below zero: one instruction."""
+    words = words.to(tl.uint32, bitcast=True)
+    return ((words >> (right & 31)) | (words << (-right & 31))).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def masked(words, mask, power, QUADS: tl.constexpr):
     """The bits of a mask, and those of a power, by an instruction that compilers do not take for two constants."""
     if not PERMUTES:
@@ -239,8 +246,9 @@ def read_codes(
         two = _field(two, pair - (LOW + PAIRS), 3 << (LOW + PAIRS), 0 if PAIRS else POWER, QUADS)
         found = (found | two) if PAIRS else two
     if BITS & 1:
-        single = load_numbers(words + SINGLE * _PLANE + of_single, tl.int32) >> (4 * half + group)
-        found = found | _field(single, pair - (LOW + BITS - 1), 1 << (LOW + BITS - 1), 0, QUADS)
+        HIGH: tl.constexpr = LOW + BITS - 1
+        single = _turned(load_numbers(words + SINGLE * _PLANE + of_single, tl.int32), group - HIGH)
+        found = found | (_turned(single, 4 * half + pair) & (0x10001 << HIGH))
     if TABLE:
         found = (look_up(found & 15) | look_up(found >> 16) << 16) << PLACE
     return found
