@@ -59,7 +59,8 @@ def test_weights_of_few_bits_are_unpacked_with_a_warning(tmp_path: Path) -> None
 def test_plain_weights_need_no_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SelfSpecWarning)
-        read(save_family(built("lfm2"), tmp_path / "model.gguf"))
+        found = read(save_family(built("lfm2"), tmp_path / "model.gguf"))
+    assert found.config.model_type == "lfm2"
 
 
 def test_older_files_have_one_tensor_for_the_input_of_delta_nets(tmp_path: Path) -> None:

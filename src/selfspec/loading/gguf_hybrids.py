@@ -216,7 +216,7 @@ def _mamba2(header: Header) -> dict[str, Any]:
 
 
 def _read_period(chosen: list[bool], name: str) -> dict[str, int]:
-    """Which layers are chosen, as Jamba's config says it: one of so many, from which one on."""
+    """Which layers are chosen, as Jamba's config says it: one in every ``period``, from ``offset`` on."""
     offset = chosen.index(True) if True in chosen else 0
     period = next((after for after, each in enumerate(chosen[offset + 1 :], 1) if each), len(chosen))
     if chosen != [layer % period == offset for layer in range(len(chosen))]:

@@ -11,7 +11,7 @@ from helpers import auto
 from helpers.kernels import needs_kernels
 from helpers.mtp_checkpoints import FAMILIES, VOCABULARY, load, save_with_head
 from selfspec import Engine, Generation, SamplingParams
-from selfspec.errors import NoHeadWarning
+from selfspec.errors import NoHeadWarning, OutOfMemoryError
 from selfspec.methods.auto.method import Auto
 from selfspec.methods.auto.preparation import Preparation
 from selfspec.methods.auto.trials import Assignment, Trial
@@ -190,3 +190,24 @@ def test_it_drafts_with_weights_of_eight_bits_where_they_may_be_made(
     assert head is not None
     assert (head.precision is None) is (limit == 0.0)
     assert bool(head.own._low_bit._copies) is (limit is None)
+
+
+@needs_kernels
+def test_a_warm_up_without_memory_for_its_weights_drafts_with_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto.give(monkeypatch, Preparation(VERIFY, None))
+    engine = Engine(load(save_with_head("llama", tmp_path)))
+    assert isinstance(engine.method, Auto)
+    head = engine.method._head
+    assert head is not None
+
+    def full(precision: object) -> None:
+        raise OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(head.own._low_bit, "at", full)
+    engine.method.prepare()
+    found = engine.generate(PROMPTS[0], max_new_tokens=TOKENS)
+    assert found.token_ids == greedy(engine.target.model, PROMPTS[0])
+    assert head.precision is None
+    assert accepted([found]) > 0

@@ -114,7 +114,10 @@ class Auto(Method):
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Measures costs and chooses the layer draft; uses the kept result if there is one."""
         prepared = prepare(self.target, self.settings, progress)
-        costs = None if self._head is None else measure_row_costs(self._head.own, (0, 1), self._head.precision)
+        costs = None
+        if self._head is not None:
+            _ = self._head.runner  # makes its low-bit weights, or does without them where memory is short
+            costs = measure_row_costs(self._head.own, (0, 1), self._head.precision)
         self._ready = _Ready(self.target, prepared, self._head, costs, copies_made=True)
         self._warned = True
 

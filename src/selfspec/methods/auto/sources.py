@@ -114,7 +114,7 @@ class HeadOfRequest:
 def find_head(target: Target, most_bytes: float) -> MtpHead | None:
     """The head of a target's checkpoint; ``None`` where it has none, or one that cannot run, which warns.
 
-    It drafts with low-bit weights, where kernels run them and they take at most so many bytes.
+    It drafts with low-bit weights, where kernels run them and they take at most ``most_bytes``.
     """
     if not has_head(target.model):
         return None
