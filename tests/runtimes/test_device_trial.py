@@ -453,6 +453,22 @@ def test_compiled_blocks_pass() -> None:
     assert reasons(trial)["inductor"] is None
 
 
+def test_what_is_compiled_is_called_as_it_is_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a compiler that changes nothing: its forms run, and write what uncompiled blocks write."""
+    called = []
+    monkeypatch.setattr(
+        inductor, "compiled", lambda function: lambda *given: called.append(function) or function(*given)
+    )
+    model = random_model()
+    written = {
+        runtime: Engine(model, method="uniform", runtime=runtime).generate(prompt(9), max_new_tokens=8)
+        for runtime in ("inductor", "eager")
+    }
+    assert len(set(called)) == 3, "queries, keys and values; what leaves attention; the MLP"
+    assert written["inductor"].token_ids == written["eager"].token_ids
+    assert sum(each.accepted for each in written["inductor"].rounds) > 0
+
+
 def test_blocks_run_uncompiled_once_compiling_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile(function: Any, **_: Any) -> Any:
         def call(*arguments: Any) -> Any:
@@ -474,7 +490,7 @@ def test_blocks_run_uncompiled_once_compiling_failed(monkeypatch: pytest.MonkeyP
     assert reasons(trial)["inductor"] == "torch.compile failed: no compiler"
     monkeypatch.setattr(inductor, "compiled", lambda function: failing_with(torch.OutOfMemoryError("out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        Compiler()(lambda rows, widest: rows, torch.zeros(1), 1)
+        Compiler()(lambda rows, widest, adapt: rows, torch.zeros(1), 1, None)
 
 
 def failing_with(error: Exception) -> Any:

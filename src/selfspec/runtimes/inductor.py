@@ -34,10 +34,10 @@ class Compiler:
     def __call__(self, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
         """See ``fused.Execute``. Raises what it raises where memory runs out."""
         if self.problem is None:
-            block, *rows, _ = arguments  # the last one is for kernels of the CPU, and would be compiled in
+            block, *rows, _widest, adapt = arguments  # the former is for kernels of the CPU, and would be compiled in
             try:
                 _mark_rows(rows)
-                return compiled(function)(block, *rows, 0)
+                return compiled(function)(block, *rows, 0, adapt)
             except Exception as error:  # of torch's compiler or of the system's, of any kind
                 if is_out_of_memory(error):
                     raise
