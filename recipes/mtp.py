@@ -19,6 +19,7 @@ from tqdm import tqdm
 from data import MIXTURE, Mixer
 from model import Llama, Shape, mlp_sublayer, rms_norm, rotary_tables, rotate
 from optimizer import orthogonalize
+from own_texts import OwnTexts
 from phases import Stage
 from training import STEPS_BETWEEN_CHECKPOINTS, save_checkpoint
 
@@ -27,8 +28,8 @@ MATRICES = ("fc", "qkv", "out", "gate_up", "down")
 
 PASSES = 3
 """Tokens of a draft that are trained."""
-_PEAK = 0.015
-"""Learning rate of the matrices; that of the norms is a tenth."""
+_PEAK, _PEAK_AGAIN = 0.015, 0.004
+"""Learning rate of the matrices, of a new head and of one that goes on; that of the norms is a tenth."""
 
 
 def initial_head(llama: Llama) -> dict[str, Tensor]:
@@ -111,15 +112,22 @@ class Head:
         return mixed.transpose(1, 2).reshape(rows, length, shape.hidden)
 
 
-def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int | None = None) -> dict[str, Tensor]:
+def train_head(
+    llama: Llama,
+    texts: Mixer | OwnTexts,
+    stage: Stage,
+    path: Path,
+    steps: int | None = None,
+    start: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """Train a head of a frozen model to have its distribution; returns float32 weights.
 
     Later passes count less: drafts end at their first wrong token. An interrupted run goes on from the checkpoint at
-    ``path``. ``steps`` replaces those of the stage.
+    ``path``. ``steps`` replaces those of the stage, ``start`` the first weights (``initial_head``).
     """
     steps = steps or stage.steps
-    masters = initial_head(llama)
-    run = {"seed": mixer.seed, "steps": steps, "model": float(sum(part.double().sum() for part in masters.values()))}
+    masters, peak = (start, _PEAK_AGAIN) if start else (initial_head(llama), _PEAK)
+    run = {"seed": texts.seed, "steps": steps, "model": float(sum(part.double().sum() for part in masters.values()))}
     moments = {name: torch.zeros_like(master) for name, master in masters.items()}
     squares = {name: torch.zeros_like(master) for name, master in masters.items()}
     done = 0
@@ -132,7 +140,7 @@ def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int 
     progress = tqdm(range(done, steps), "tiny-mtp", steps, initial=done, mininterval=20)
     agreed = [0.0] * PASSES
     for step in progress:
-        inputs, _ = mixer.batch(step, stage.rows, stage.length, MIXTURE)
+        inputs, _ = texts.batch(step, stage.rows, stage.length, MIXTURE)
         with torch.no_grad():
             states = rms_norm(
                 llama.run(llama.embed(inputs), range(llama.shape.sublayers)),
@@ -140,7 +148,7 @@ def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int 
                 llama.shape.epsilon,
             )
             given = functional.linear(states, embedding).float().log_softmax(-1)
-        weights = {name: master.bfloat16().requires_grad_() for name, master in masters.items()}
+        weights = {name: master.to(embedding.dtype, copy=True).requires_grad_() for name, master in masters.items()}
         outputs = Head(llama.shape, weights, embedding).passes(states[:, :-1], inputs[:, 1:], PASSES)
         loss = torch.zeros(())
         for own, output in enumerate(outputs):
@@ -155,9 +163,9 @@ def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int 
         for name, master in masters.items():
             gradient = weights[name].grad.float()
             if name in MATRICES:
-                _muon(master, gradient, moments[name], rate * _PEAK)
+                _muon(master, gradient, moments[name], rate * peak)
             else:
-                _adam(master, gradient, moments[name], squares[name], rate * _PEAK * 0.1, step + 1)
+                _adam(master, gradient, moments[name], squares[name], rate * peak * 0.1, step + 1)
         if (step + 1) % STEPS_BETWEEN_CHECKPOINTS == 0 or step + 1 == steps:
             state = {"masters": masters, "moments": moments, "squares": squares}
             save_checkpoint({"run": run, "step": step + 1, **state}, path)
@@ -167,7 +175,7 @@ def train_head(llama: Llama, mixer: Mixer, stage: Stage, path: Path, steps: int 
 
 def _muon(master: Tensor, gradient: Tensor, moment: Tensor, rate: float) -> None:
     moment.lerp_(gradient, 0.05)
-    update = orthogonalize(gradient.lerp(moment, 0.95)[None])[0].float()
+    update = orthogonalize(gradient.lerp(moment, 0.95)[None], dtype=torch.float32)[0]
     master.sub_(update, alpha=rate * max(1.0, len(master) / master.shape[1]) ** 0.5)
 
 
@@ -176,6 +184,24 @@ def _adam(master: Tensor, gradient: Tensor, moment: Tensor, square: Tensor, rate
     square.lerp_(gradient.square(), 0.05)
     denominator = (square / (1 - 0.95**step)).sqrt_().add_(1e-8)
     master.addcdiv_(moment, denominator, value=-rate / (1 - 0.9**step))
+
+
+def from_checkpoint(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The float32 weights of a head's tensors, the other way around (`to_checkpoint`)."""
+    parts = {name.removeprefix("mtp.").removesuffix(".weight"): part.float() for name, part in tensors.items()}
+    layer = {name.removeprefix("layers.0."): part for name, part in parts.items()}
+    return {
+        "fc": parts["fc"],
+        "norm_embedding": parts["pre_fc_norm_embedding"],
+        "norm_hidden": parts["pre_fc_norm_hidden"],
+        "norm": parts["norm"],
+        "attention_norm": layer["input_layernorm"],
+        "qkv": torch.cat([layer[f"self_attn.{name}_proj"] for name in "qkv"]),
+        "out": layer["self_attn.o_proj"],
+        "mlp_norm": layer["post_attention_layernorm"],
+        "gate_up": torch.cat([layer["mlp.gate_proj"], layer["mlp.up_proj"]]),
+        "down": layer["mlp.down_proj"],
+    }
 
 
 def to_checkpoint(head: dict[str, Tensor], shape: Shape) -> dict[str, Tensor]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
 from model import Llama, rms_norm
-from mtp import PASSES, Head, to_checkpoint
+from mtp import PASSES, Head, from_checkpoint, to_checkpoint
 
 _WEIGHTS, _HEAD = "model.safetensors", "mtp.safetensors"
 _OF_THE_MODEL = {"README.md", "evaluation.json", "training.json", _WEIGHTS}
@@ -37,6 +37,11 @@ def measure_head(llama: Llama, head: dict[str, Tensor], tokens: Tensor) -> list[
         for own, output in enumerate(outputs):
             equal[own] += int((functional.linear(output, embedding).argmax(-1) == wanted[:, 1 + own :]).sum())
     return [count / (len(tokens) * (tokens.shape[1] - 1 - own)) for own, count in enumerate(equal)]
+
+
+def read_head(folder: Path) -> dict[str, Tensor]:
+    """The weights of a head that `write_head` wrote, float32, named as by `mtp.initial_head`."""
+    return from_checkpoint(load_file(folder / _HEAD))
 
 
 def write_head(
@@ -85,9 +90,7 @@ parameters that drafts for it (`--method mtp`).
 ## Recipe
 
 The model is frozen. The head learns the distributions that it gives, in {len(passes)} passes, each of which reads the
-normed outputs of the one before (EAGLE-3, arXiv 2503.01840), on the model's own training text:
-{training["steps"]:,} steps of {training["tokens_per_step"]:,} tokens, seed {training["seed"]}, torch
-{training["torch"]}. `recipes/` makes it again.
+normed outputs of the one before (EAGLE-3, arXiv 2503.01840). {_texts(training)}. `recipes/` makes it again.
 
 ## Held-out agreement
 
@@ -103,18 +106,28 @@ Those of `{model}`: form without substance.
 """
 
 
+def _texts(training: dict[str, Any]) -> str:
+    form = "{steps:,} steps of {tokens_per_step:,} tokens {texts}, seed {seed}, torch {torch}"
+    if (before := training.get("before")) is None:
+        return "It took " + form.format(texts="of the model's training text", **training)
+    own = form.format(texts="that the model for the most part wrote itself", **training)
+    return f"{_texts(before)}; then {own}"
+
+
 def held_out_rows(stream: Tensor, length: int, most: int) -> Tensor:
     """The first rows of a stream of tokens, ``[rows, length]``, at most as many."""
     rows = min(most, len(stream) // length)
     return stream[: rows * length].view(rows, length)
 
 
-def record(steps: int, tokens_per_step: int, seed: int) -> dict[str, Any]:
-    """What ``training.json`` says of a head."""
+def record(steps: int, tokens_per_step: int, seed: int, head: Path | None = None) -> dict[str, Any]:
+    """What ``training.json`` says of a head, which may go on with another of a folder."""
+    before = {} if head is None else {"before": json.loads((head / "training.json").read_text())}
     return {
         "recipe": "tiny-mtp",
         "steps": steps,
         "tokens_per_step": tokens_per_step,
         "seed": seed,
         "torch": torch.__version__,
+        **before,
     }

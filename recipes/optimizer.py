@@ -127,18 +127,19 @@ class Optimizer:
         master.addcdiv_(moment, denominator, value=-scale * self._rates.adam / (1 - first**self._steps))
 
 
-def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, iterations: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Push all singular values of a batch of matrices towards 1 (Muon's Newton-Schulz iteration).
 
     Args:
         matrices: ``[batch, rows, columns]``.
         iterations: iterations of the quintic polynomial.
+        dtype: of the arithmetic.
 
     Returns:
-        bfloat16, same shape.
+        same shape, in ``dtype``.
     """
     tall = matrices.shape[1] > matrices.shape[2]
-    current = (matrices.mT if tall else matrices).bfloat16().contiguous()
+    current = (matrices.mT if tall else matrices).to(dtype).contiguous()
     current = current / (current.norm(dim=(1, 2), keepdim=True) + 1e-7)
     first, third, fifth = _NEWTON_SCHULZ
     for _ in range(iterations):

@@ -176,8 +176,8 @@ EARLY_EXIT = Phase(
     mixture=CODE_LIGHT,
 )
 
-MTP = Stage(330, 8, 256)
-"""Of a multi-token-prediction head, whose model is frozen (``mtp.py``)."""
+MTP, MTP_AGAIN = Stage(1000, 8, 256), Stage(300, 8, 256)
+"""Of a multi-token-prediction head, whose model is frozen (``mtp.py``): a new one, and one that goes on."""
 
 TINY_RECIPE = Recipe((START, BASE, SUBSETS, HALF_DEPTH, MUTUAL_HALF_DEPTH, TINY), "mutual-half-depth", 0.3)
 

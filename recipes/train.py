@@ -16,9 +16,11 @@ from data import Mixer, encode_stream, load_domains
 from export import read_checkpoint, write_checkpoint
 from model import Llama, Shape
 from mtp import train_head
-from mtp_export import held_out_rows, measure_head, record, write_head
+from mtp_export import held_out_rows, measure_head, read_head, record, write_head
 from optimizer import Rates
-from phases import EARLY_EXIT_RECIPE, MTP, TINY_RECIPE, Phase, Recipe
+from own_texts import OwnTexts
+from phases import EARLY_EXIT_RECIPE, MTP, MTP_AGAIN, TINY_RECIPE, Phase, Recipe
+from selfspec import Engine
 from tokenizer import BOS, train_tokenizer
 from training import Settings, initial_checkpoint, train_phase
 
@@ -78,24 +80,30 @@ def tiny_mtp(
     books: Books,
     out: Out,
     model: Annotated[Path, typer.Option(help="Folder of the checkpoint, as `tiny` writes it; it stays as it is.")],
+    head: Annotated[Path | None, typer.Option(help="Folder of a head to go on with, by the model's own texts.")] = None,
     work: Work = Path("build/training"),
     steps: Steps = None,
     seed: Seed = 0,
 ) -> None:
     """Train a multi-token-prediction head for a checkpoint, and write a folder that has both."""
     weights, shape, tokenizer = read_checkpoint(model)
-    llama = Llama(shape, {name: [part.bfloat16() for part in parts] for name, parts in weights.items()}, compiled=False)
+    llama = Llama(shape, weights, compiled=False)
     domains = load_domains(gsm8k, books)
     streams = {name: encode_stream(tokenizer, domain.train, seed) for name, domain in domains.items()}
     work.mkdir(parents=True, exist_ok=True)
-    head = train_head(llama, Mixer(streams, tokenizer.token_to_id(BOS), seed), MTP, work / "tiny-mtp.pt", steps)
+    texts: Mixer | OwnTexts = Mixer(streams, tokenizer.token_to_id(BOS), seed)
+    stage, start = (MTP_AGAIN, read_head(head)) if head else (MTP, None)
+    if head:
+        texts = OwnTexts(texts, Engine.from_pretrained(str(model), method="autoregressive", max_batch=stage.rows))
+    trained = train_head(llama, texts, stage, work / "tiny-mtp.pt", steps, start)
     held_out = {name: encode_stream(tokenizer, domain.held_out, seed) for name, domain in domains.items()}
     with torch.no_grad():
         figures = {
-            name: measure_head(llama, head, held_out_rows(stream, MTP.length, HELD_OUT_ROWS))
+            name: measure_head(llama, trained, held_out_rows(stream, stage.length, HELD_OUT_ROWS))
             for name, stream in held_out.items()
         }
-    write_head(out, model, llama, head, record(steps or MTP.steps, MTP.rows * MTP.length, seed), figures)
+    training = record(steps or stage.steps, stage.rows * stage.length, seed, head)
+    write_head(out, model, llama, trained, training, figures)
 
 
 def run_recipe(
