@@ -21,7 +21,7 @@ from data import Domain, Mixer
 from export import read_checkpoint, write_checkpoint
 from measure import choose_skip_set, encode_text, exit_agreement, skip_agreement
 from model import Llama, Shape, causal_attention, initial_weights, rms_norm
-from mtp import Head, to_checkpoint, train_head
+from mtp import Head, from_checkpoint, initial_head, to_checkpoint, train_head
 from objectives import (
     DistilledSubsetObjective,
     EarlyExitObjective,
@@ -32,6 +32,7 @@ from objectives import (
     distilled_loss,
 )
 from optimizer import Rates, orthogonalize
+from own_texts import OwnTexts
 from phases import Phase, Recipe, Stage
 from sample import Writer, renew_samples
 from selfspec import Engine
@@ -240,6 +241,36 @@ def test_an_interrupted_head_goes_on_where_it_was(
     assert all(torch.equal(rest[name], part) for name, part in whole.items())
     with pytest.raises(ValueError, match="of another model, --seed or --steps"):
         train_head(llama, mixer, stage, tmp_path / "head.pt", steps=5)
+
+
+def test_a_head_is_read_as_it_was_written(tokenizer: Tokenizer) -> None:
+    """Its tensors have the names of a checkpoint."""
+    shape = tiny_shape(tokenizer)
+    llama = Llama(shape, {name: [*part] for name, part in random_weights(shape).items()}, compiled=False)
+    head = {name: part.bfloat16().float() for name, part in initial_head(llama).items()}
+    read = from_checkpoint(to_checkpoint(head, shape))
+    assert read.keys() == head.keys()
+    assert all(torch.equal(read[name], part) for name, part in head.items())
+
+
+def test_most_rows_are_gone_on_with_by_the_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Three of four, after their first tokens, greedily; the last one is as it was drawn."""
+    shape = tiny_shape(tokenizer)
+    write_checkpoint(tmp_path / "model", random_weights(shape), shape, tokenizer)
+    stream = torch.tensor(tokenizer.encode("".join(TEXTS)).ids)
+    mixer = Mixer(dict.fromkeys(("math", "code", "prose"), stream), tokenizer.token_to_id("<|bos|>"), 0)
+    engine = Engine.from_pretrained(str(tmp_path / "model"), method="autoregressive", dtype="float32")
+    drawn, _ = mixer.batch(3, 4, 24, MIXTURE)
+    inputs, targets = OwnTexts(mixer, engine, prompt=8).batch(3, 4, 24, MIXTURE)
+    assert inputs.shape == targets.shape == (4, 24)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert torch.equal(inputs[:, :8], drawn[:, :8])
+    assert torch.equal(inputs[3], drawn[3])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    for row, target in zip(inputs[:3], targets[:3], strict=True):
+        with torch.no_grad():
+            wanted = model(row[None]).logits[0].argmax(-1)
+        assert torch.equal(target[7:], wanted[7:])
 
 
 def test_a_trained_head_drafts_as_it_did_in_training(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -26,9 +26,10 @@ class MtpSettings(MethodSettings):
     """Settings of ``mtp``."""
 
     draft_length: int = setting(
-        6, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
+        8, "most draft tokens of a round; the head is applied again for each", minimum=1, maximum=64
     )
-    threshold: float = fraction(0.4, "drafts end when the product of their confidences falls below it")
+    # Low, since the likeliest token is accepted more often than its probability says.
+    threshold: float = fraction(0.25, "drafts end when the product of their confidences falls below it")
     vocabulary: int | None = setting(
         None,
         "draft only the first N token ids, which a BPE tokenizer learned first and texts have most; none for all",
