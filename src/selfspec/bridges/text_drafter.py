@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from selfspec.decoding.suffixes import SuffixAutomaton, common
 from selfspec.planning.acceptance import AcceptanceRate, Copies
-from selfspec.planning.allowance import TRUST_FADE, Allowance, Pace, Trust, faded
+from selfspec.planning.allowance import Allowance, Pace, Trust, faded
 from selfspec.planning.rows import Known
 
 TokenIds: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -99,7 +99,7 @@ class TextDrafter:
         count, accepted = len(written), common(self.drafted, written)
         self._copies.extend(written)
         for trust in self._trust.values():
-            trust.fade(TRUST_FADE * faded(written))
+            trust.fade(faded(written))
         if self.drafted:
             self._trust[self._offered.name].note(sum(self._offered.survival[: len(self.drafted)]), accepted)
         self._pace.note(count, self._seconds, self._step)

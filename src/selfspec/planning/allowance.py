@@ -30,9 +30,6 @@ UNKNOWN = 0.4
 _FADE = 0.02
 """Share of a draft's own record that is forgotten with each token that came without one."""
 
-TRUST_FADE = 0.25
-"""Trust in what drafts promise comes back this much more slowly: it was lost where their own record misled."""
-
 SHARED_DELTA = 0.005
 """Share of plain decoding's time that a batch may lose by looking for drafts, beside the credit."""
 
@@ -77,25 +74,58 @@ class Allowance:
         self._spent += seconds
 
 
+def stake(longest: float, step: float) -> float:
+    """Most seconds of a round where a request may lose ``longest - step``: half of that beside a step.
+
+    A first draft that went wrong would else take all, and a request whose drafts are good would have to wait.
+    """
+    return step + (longest - step) / 2
+
+
 class Pace:
-    """Tokens a second of a request's latest rounds, plain decoding's at least; it begins with that."""
+    """Tokens a second of a request's latest rounds, plain decoding's at least; it begins with that.
+
+    A text is known in places. What a second is worth within one is the pace of all rounds, by which as many rows are
+    filled as pay. After it comes text that is not known, where time is worth the pace ``between`` such places: by that
+    of all rounds a few lucky ones would make a step of plain decoding seem better than any draft that takes longer.
+    """
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
+        self._all, self._between = _Mean(), _Mean()
 
     def rate(self, step: float) -> float:
         """What a second is worth, in tokens, if a plain step takes ``step`` seconds."""
         return self.over_plain / step
 
+    def between(self, step: float) -> float:
+        """The same by rounds in which no known tokens were verified."""
+        return self._between.over_plain / step
+
     @property
     def over_plain(self) -> float:
         """The pace over that of plain decoding, 1 at least."""
-        return max(1.0, (_FIRST_ROUNDS + self._tokens) / (_FIRST_ROUNDS + self._seconds))
+        return self._all.over_plain
 
-    def note(self, tokens: int, seconds: float, step: float) -> None:
-        """Counts a round by the tokens that it committed and its seconds."""
+    def note(self, tokens: int, seconds: float, step: float, *, known: bool = False) -> None:
+        """Counts a round by the tokens that it committed and its seconds; ``known`` tokens may have been among them."""
+        self._all.note(tokens, seconds / step)
+        if not known:
+            self._between.note(tokens, seconds / step)
+
+
+class _Mean:
+    """Tokens a step of the latest rounds."""
+
+    def __init__(self) -> None:
+        self._tokens = self._steps = 0.0
+
+    @property
+    def over_plain(self) -> float:
+        return max(1.0, (_FIRST_ROUNDS + self._tokens) / (_FIRST_ROUNDS + self._steps))
+
+    def note(self, tokens: int, steps: float) -> None:
         self._tokens = _FADING * self._tokens + tokens
-        self._seconds = _FADING * self._seconds + seconds / step
+        self._steps = _FADING * self._steps + steps
 
 
 class Trust:
@@ -113,9 +143,13 @@ class Trust:
         return min(_MOST_TRUST, (_FIRST_TOKENS + self._brought) / (_FIRST_TOKENS + self._expected))
 
     def note(self, expected: float, brought: float) -> None:
-        """Counts a round by the tokens beyond its first: those that were expected, and those that came."""
-        self._expected = _FADING * self._expected + expected
-        self._brought = _FADING * self._brought + brought
+        """Counts a round by the tokens beyond its first: those that were expected, and those that came.
+
+        Of a longer draft each token says less, since one wrong token ends it: a round counts as the root of its tokens.
+        """
+        weight = (1 + expected) ** -0.5
+        self._expected = _FADING * self._expected + weight * expected
+        self._brought = _FADING * self._brought + weight * brought
 
     def fade(self, share: float) -> None:
         """Forgets a share of what was counted."""

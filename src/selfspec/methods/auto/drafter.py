@@ -18,7 +18,6 @@ from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice
 from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import (
     CREDIT,
-    TRUST_FADE,
     UNKNOWN,
     Allowance,
     Pace,
@@ -27,6 +26,7 @@ from selfspec.planning.allowance import (
     SharedRound,
     Trust,
     faded,
+    stake,
 )
 from selfspec.planning.plans import MOST_GUESSES, Plan, best_guesses, most_that_fits, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
@@ -129,7 +129,7 @@ class AutoDrafter(Drafter):
         assert self._taken is not None
         assert self._taken.seconds is not None
         self._round = planned = replace(self._taken, drafting=drafting)
-        rate, longest = self._pace.rate(planned.step), self.longest(planned.step)
+        rate, longest = self._pace.between(planned.step), self.longest(planned.step)
         worth = Plan(planned.rows - 1, planned.expected, self._taken.seconds).worth(
             rate, self._trust[planned.name].value
         )
@@ -187,9 +187,9 @@ class AutoDrafter(Drafter):
 
     def _best(self, planned: Round, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
-        rate, rows = self._pace.rate(planned.verify[1]), planned.known
+        rows, rate = planned.known, self._pace.between(planned.verify[1])
         planned.gain = self._known.gain_of_guess(rows[3] - rows[2], rate)
-        filled, worth = self._filled_rows(planned, rate, longest)
+        filled, worth = self._filled_rows(planned, longest)
         layers = self._layers
         if layers is not None and not layers.copies.failed:
             draft = self._layer_draft(planned, layers, rate, longest, worth)
@@ -215,19 +215,22 @@ class AutoDrafter(Drafter):
         longest = self._allowance.longest(planned.verify[1])
         if longest <= planned.known[2]:
             return planned.plain(held_back=True)
-        if not planned.gain and not self._known.any:
-            return planned.plain()
-        filled, worth = self._filled_rows(planned, self._pace.rate(planned.verify[1]), longest)
+        filled, worth = self._filled_rows(planned, longest)
         if worth < planned.layers_are_worth:
             return None
         return planned.plain() if filled is None else planned.take(filled)
 
-    def _filled_rows(self, planned: Round, rate: float, longest: float) -> tuple[FilledRows | None, float]:
+    def _filled_rows(self, planned: Round, longest: float) -> tuple[FilledRows | None, float]:
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
-        least, known = plain(planned.verify).worth(rate), self._known.likeliest()
+        step = planned.verify[1]
+        between = self._pace.between(step)
+        least = plain(planned.verify).worth(between)
+        if not planned.gain and not self._known.any:
+            return None, least
+        known = self._known.likeliest()
         trust = self._trust[known.name].value
-        filled = fill_rows(known, planned.known, rate, longest, planned.gain, trust)
-        worth = filled.worth(rate, trust)
+        filled = fill_rows(known, planned.known, self._pace.rate(step), stake(longest, step), planned.gain, trust)
+        worth = filled.worth(between, trust)
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
 
     def _layer_draft(
@@ -238,7 +241,8 @@ class AutoDrafter(Drafter):
         copies = self._known.copies
         likely = copies.survival(copies.match_after(), MOST_GUESSES) if layers.takes_guesses else []
         guesses, each = best_guesses(costs, likely)
-        fits = most_that_fits(costs[1 + guesses], verify, longest)
+        row = costs[1 + guesses]
+        fits = most_that_fits(row, verify, stake(longest, verify[1])) or min(1, most_that_fits(row, verify, longest))
         if not fits:
             return None
         policy = planned.policy  # of the run
@@ -300,7 +304,7 @@ class AutoDrafter(Drafter):
             spent += self._learn_costs(rows, seconds, self._forwards(planned, feedback))
             self._planning.note(self._planned + self._clock() - began)
             self._planned = 0.0
-        self._pace.note(len(committed), spent, planned.step)
+        self._pace.note(len(committed), spent, planned.step, known=planned.knows)
         self._allowance.note(len(committed), spent, planned.step)
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
@@ -342,7 +346,7 @@ class AutoDrafter(Drafter):
         if planned.name != PLAIN:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
         seconds, step = planned.seconds_in_run(len(played.drafted)), planned.step
-        self._pace.note(len(token_ids), seconds, step)
+        self._pace.note(len(token_ids), seconds, step, known=planned.knows)
         self._allowance.note(len(token_ids), seconds, step)
 
     def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:
@@ -370,7 +374,7 @@ class AutoDrafter(Drafter):
         if self._layers is not None:
             self._layer_plans.fade(share)
         for trust in self._trust.values():
-            trust.fade(TRUST_FADE * share)
+            trust.fade(share)
 
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another drafter of the request planned."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
+from selfspec.methods.auto.known import COPIES, EARLIER
 from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import SharedRound
 from selfspec.planning.plans import Plan, plain
@@ -58,6 +59,11 @@ class Round:
         if held_back not in self.plains:
             self.plains[held_back] = plain_draft(self.verify, self.follow, held_back=held_back)
         return self.plains[held_back]
+
+    @property
+    def knows(self) -> bool:
+        """Whether known tokens of the text are verified."""
+        return self.name in (COPIES, EARLIER)
 
     @property
     def of_layers(self) -> CostTable:
