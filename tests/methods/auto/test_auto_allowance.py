@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.planning.allowance import CREDIT, CREDITED, Allowance
+from selfspec.planning.allowance import CREDIT, CREDITED, Allowance, Pace, Trust, stake
 from selfspec.planning.plans import Plan, most_that_fits, plain
 from selfspec.planning.rows import Known, fill_rows
 from selfspec.planning.stopping import DraftPolicy, Outlook
@@ -89,3 +89,29 @@ def test_a_plain_round_is_always_allowed() -> None:
     for _ in range(100):
         assert allowance.longest(STEP) >= VERIFY[1] - 1e-12
         allowance.note(1, STEP, STEP)
+
+
+def test_a_wrong_draft_leaves_time_for_two_more() -> None:
+    allowance = Allowance(0.02, CREDIT)
+    for _ in range(3):
+        fits = most_that_fits(DRAFT[1], VERIFY, stake(allowance.longest(STEP), STEP))
+        assert fits
+        allowance.note(1, fits * DRAFT[1] + VERIFY[1 + fits], STEP)
+
+
+def test_rounds_of_known_tokens_do_not_make_time_dear_between_them() -> None:
+    pace = Pace()
+    pace.note(15, 2 * STEP, STEP, known=True)
+    assert pace.rate(STEP) > 3 / STEP
+    assert pace.between(STEP) == 1 / STEP
+    pace.note(9, 5 * STEP, STEP)
+    assert 1.5 / STEP < pace.between(STEP) < pace.rate(STEP)
+
+
+def test_a_long_draft_that_failed_says_less_a_token_than_short_ones() -> None:
+    """One wrong token ends a draft, however much was expected after it."""
+    once, often = Trust(), Trust()
+    once.note(6, 0)
+    for _ in range(6):
+        often.note(1, 0)
+    assert often.value < once.value < 1

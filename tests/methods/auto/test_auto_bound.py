@@ -1,5 +1,6 @@
 """The bound of ``auto``'s drafter on a simulated clock: plans, rounds played by an adversary, and what it learns."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -320,6 +321,23 @@ def test_a_draft_that_is_right_is_much_faster() -> None:
         adversary = Adversary(lambda drafted: drafted, confirms=lambda: True)
         *_, (written, seconds, *_) = play(400, [adversary], 0.02, 1e-4, run)
         assert seconds < 0.5 * written * STEP
+
+
+def test_layers_draft_after_a_lucky_copy_as_before() -> None:
+    """Time is worth the pace of what is to come, not that of the copy: no plain steps until that is forgotten."""
+    rounds, tokens = itertools.count(), itertools.count(100)
+
+    def accepts(drafted: int) -> int:
+        if not next(rounds):
+            return drafted
+        return min(drafted, 5) if drafted > 1 else 0  # guesses are wrong
+
+    adversary = Adversary(accepts, confidence=lambda: 0.8, token=lambda: next(tokens))
+    moments = list(play(200, [adversary], 0.02))
+    first, *later = [part for moment in moments for part in moment.parts]
+    assert first == "copies"
+    assert moments[0].written > 5
+    assert {*later} == {LAYERS.name}
 
 
 @given(st.data(), st.integers(2, 4), st.floats(0.0, 0.1), st.floats(0.0, 1.0), st.integers(1, 8))
