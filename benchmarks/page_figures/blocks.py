@@ -78,7 +78,7 @@ def _runs(*names: str) -> tuple[str, ...]:
 
 
 _AUTO_SMOLLM2 = _runs("smollm2-auto-spec-bench", "smollm2-auto-gsm8k", "smollm2-auto-humaneval")
-_WITH_AVX2 = _runs("smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
+_WITH_AVX2 = _runs("smollm2-avx2-spec-bench", "smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
 _AUTO_OTHERS = _runs(
     "smollm2-auto-spec-bench-sampled",
     "smollm2-auto-hot-spec-bench",
