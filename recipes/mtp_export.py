@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ parameters that drafts for it (`--method mtp`).
 ## Recipe
 
 The model is frozen. The head learns the distributions that it gives, in {len(passes)} passes, each of which reads the
-normed outputs of the one before (EAGLE-3, arXiv 2503.01840). {_texts(training)}. `recipes/` makes it again.
+normed outputs of the one before (EAGLE-3, arXiv 2503.01840).
+{textwrap.fill(f"{_texts(training)}. `recipes/` makes it again.", 120)}
 
 ## Held-out agreement
 

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
+from helpers.low_bit_model import random_model
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
+from selfspec.model.observed import take_apart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.candidates import CANDIDATES, Candidate
 from selfspec.runtimes.runner import Runner, make_runner
+from selfspec.runtimes.trial_table import DeviceTrial
 
 Fault = Callable[[torch.Tensor, torch.Tensor, Forward], torch.Tensor]
 """What a faulty sublayer gives in place of the stream after it, of the streams before and after, and of the forward."""
 
 REFERENCE = CANDIDATES[0]
+
+AMPLE = 600.0
+"""Seconds of a trial of which what is right counts, not the time: machines of tests are busy."""
 
 
 @dataclass(eq=False)
@@ -156,3 +162,13 @@ def random_fault(seed: int, sublayers: int) -> Candidate:
     draw = random.Random(seed)
     fault = draw.choice(FAULTS)
     return faulty(f"{fault.__name__} {seed}", fault, draw.randrange(sublayers))
+
+
+def small() -> Decoder:
+    """A model that a trial runs in no time."""
+    return take_apart(random_model(num_hidden_layers=2, max_position_embeddings=128))
+
+
+def reasons(trial: DeviceTrial) -> dict[str, str | None]:
+    """Why each runtime is out, by its name; ``None`` for those that passed."""
+    return {each.name: each.reason for each in trial.runtimes}

@@ -14,15 +14,13 @@ import torch
 
 from helpers import devices
 from helpers.clock import HandClock
-from helpers.devices import FAULTS, REFERENCE, failing, faulty, random_fault, slow
+from helpers.devices import AMPLE, FAULTS, REFERENCE, failing, faulty, random_fault, reasons, slow, small
 from helpers.low_bit_model import random_model
 from helpers.models import build, prompt
-from helpers.recorder import StrictRecorder
 from selfspec import Engine
 from selfspec.errors import (
     DeviceError,
     DeviceMemoryWarning,
-    MissingPackageError,
     NoCopiesWarning,
     UnsupportedModelError,
 )
@@ -32,12 +30,11 @@ from selfspec.methods.auto.preparation import AutoSettings
 from selfspec.methods.auto.trials import candidates as drafts
 from selfspec.model.decoder import Decoder
 from selfspec.model.observed import take_apart
-from selfspec.runtimes import candidates, device_trial, graphs, inductor, trial_store
+from selfspec.runtimes import device_trial, trial_store
 from selfspec.runtimes import target as target_module
 from selfspec.runtimes.candidates import CANDIDATES, Candidate, find_candidate
 from selfspec.runtimes.comparison import difference, play, random_stages
 from selfspec.runtimes.device_trial import BITS, BUDGET, Trial
-from selfspec.runtimes.inductor import Compiler
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitProduct
@@ -47,7 +44,7 @@ from selfspec.runtimes.runner import make_runner
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.trial_table import DeviceTrial, Tried
 
-FUSED, COMPILED, INDUCTOR = map(find_candidate, ("fused", "compiled", "inductor"))
+FUSED, COMPILED = map(find_candidate, ("fused", "compiled"))
 QUICK = (REFERENCE, FUSED)
 EMPTY: dict[str, Any] = {"device": "x", "weights": {}, "seconds": 0, "free_bytes": None}
 
@@ -69,14 +66,6 @@ def use(monkeypatch: pytest.MonkeyPatch, tried: Sequence[Candidate]) -> None:
     monkeypatch.setattr(trial_store, "CANDIDATES", tuple(tried))
 
 
-def small() -> Decoder:
-    return take_apart(random_model(num_hidden_layers=2, max_position_embeddings=128))
-
-
-def reasons(trial: DeviceTrial) -> dict[str, str | None]:
-    return {each.name: each.reason for each in trial.runtimes}
-
-
 # What is compared.
 
 
@@ -86,7 +75,7 @@ def test_a_wrong_candidate_is_never_chosen_in_a_thousand_tries() -> None:
     seen: set[str] = set()
     for seed in range(250):
         wrong = [random_fault(4 * seed + place, 4) for place in range(4)]
-        trial = Trial(decoder, (REFERENCE, *wrong), seed=seed).run()
+        trial = Trial(decoder, (REFERENCE, *wrong), seed=seed, budget=AMPLE).run()
         assert trial.order == ["eager"]
         assert all(reason is not None and reason.startswith("in ") for _, reason in list(reasons(trial).items())[1:])
         seen |= {each.name.split()[0] for each in wrong}
@@ -97,7 +86,7 @@ def test_a_wrong_candidate_is_never_chosen_in_a_thousand_tries() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_right_runtimes_pass(name: str, dtype: torch.dtype) -> None:
     decoder = take_apart(copy.deepcopy(build(name)).to(dtype))
-    trial = Trial(decoder, (REFERENCE, FUSED, COMPILED)).run()
+    trial = Trial(decoder, (REFERENCE, FUSED, COMPILED), budget=AMPLE).run()
     assert reasons(trial) == {"eager": None, "fused": None, "compiled": None}
     assert all(set(each.seconds) == set(device_trial.ROWS) for each in trial.runtimes)
 
@@ -166,7 +155,7 @@ def test_what_fails_is_out_with_its_reason() -> None:
         Candidate("lacking", "", FUSED.build, package="no_such_package"),
         FUSED,
     )
-    trial = Trial(small(), tried).run()
+    trial = Trial(small(), tried, budget=AMPLE).run()
     found = reasons(trial)
     assert found["no build"] == "RuntimeError: capture failed"
     assert found["no forward"] == "ValueError: no such kernel"
@@ -256,7 +245,9 @@ def test_a_device_that_a_candidate_broke_is_said_so_and_the_next_process_leaves_
 
 def test_low_bit_weights_are_compared_with_the_rounded_ones_in_the_dtype() -> None:
     for each in (FUSED, COMPILED):
-        trial = Trial(take_apart(random_model()), (REFERENCE, dataclasses.replace(each, name="only"))).run()
+        trial = Trial(
+            take_apart(random_model()), (REFERENCE, dataclasses.replace(each, name="only")), budget=AMPLE
+        ).run()
         if trial.order[0] == "only":
             assert {bits: tried.reason for bits, tried in trial.weights.items()} == dict.fromkeys(BITS)
 
@@ -264,7 +255,7 @@ def test_low_bit_weights_are_compared_with_the_rounded_ones_in_the_dtype() -> No
 def test_wrong_low_bit_products_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TorchLowBitProduct.__call__
     monkeypatch.setattr(TorchLowBitProduct, "__call__", lambda self, rows, widest=None: right(self, rows) * 1.01)
-    trial = Trial(take_apart(random_model()), (FUSED,)).run()
+    trial = Trial(take_apart(random_model()), (FUSED,), budget=AMPLE).run()
     assert set(trial.refused_bits) == {8, 4}
     assert all("logits differ" in reason for reason in trial.refused_bits.values())
 
@@ -273,7 +264,7 @@ def test_copies_of_other_weights_are_out(monkeypatch: pytest.MonkeyPatch) -> Non
     """Both the product and what it stands for are wrong in the same way."""
     own = LowBitCopies._copy
     monkeypatch.setattr(LowBitCopies, "_copy", lambda self, product, form: own(self, Turned(product), form))
-    trial = Trial(take_apart(random_model()), (dataclasses.replace(COMPILED, name="eager"),)).run()
+    trial = Trial(take_apart(random_model()), (dataclasses.replace(COMPILED, name="eager"),), budget=AMPLE).run()
     assert set(trial.refused_bits) == {8, 4}
     assert all("the rounded weights of the LM head differ by" in reason for reason in trial.refused_bits.values())
 
@@ -427,84 +418,6 @@ def test_a_damaged_table_is_made_again(content: dict[str, Any], monkeypatch: pyt
     trial = Target(random_model()).trial
     assert trial is not None
     assert DeviceTrial.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
-
-
-# The runtimes that accelerators have.
-
-
-def test_graphs_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a recorder that replays operations on the CPU."""
-    monkeypatch.setattr(graphs, "find_recorder", lambda device: StrictRecorder())
-    graphed = dataclasses.replace(find_candidate("graphs"), devices=frozenset())
-    trial = Trial(take_apart(random_model(max_position_embeddings=1024)), (REFERENCE, graphed)).run()
-    assert reasons(trial)["graphs"] is None
-
-
-def test_graphs_that_give_up_are_out() -> None:
-    graphed = dataclasses.replace(find_candidate("graphs"), devices=frozenset())
-    trial = Trial(small(), (REFERENCE, graphed)).run()
-    assert reasons(trial)["graphs"] == "there are no CUDA graphs on a device of type 'cpu'"
-
-
-@pytest.mark.slow
-def test_compiled_blocks_pass() -> None:
-    """One compiled form of each part serves all layers and any number of rows."""
-    trial = Trial(take_apart(random_model()), (REFERENCE, INDUCTOR), budget=600).run()
-    assert reasons(trial)["inductor"] is None
-
-
-def test_what_is_compiled_is_called_as_it_is_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a compiler that changes nothing: its forms run, and write what uncompiled blocks write."""
-    called = []
-    monkeypatch.setattr(
-        inductor, "compiled", lambda function: lambda *given: called.append(function) or function(*given)
-    )
-    model = random_model()
-    written = {
-        runtime: Engine(model, method="uniform", runtime=runtime).generate(prompt(9), max_new_tokens=8)
-        for runtime in ("inductor", "eager")
-    }
-    assert len(set(called)) == 3, "queries, keys and values; what leaves attention; the MLP"
-    assert written["inductor"].token_ids == written["eager"].token_ids
-    assert sum(each.accepted for each in written["inductor"].rounds) > 0
-
-
-def test_blocks_run_uncompiled_once_compiling_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile(function: Any, **_: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            raise RuntimeError("no compiler")
-
-        return call
-
-    monkeypatch.setattr(inductor, "compiled", lambda function: compile(function))
-    model = random_model()
-    with pytest.warns(
-        RuntimeWarning, match="inductor runtime falls back to fused blocks: torch.compile failed: no comp"
-    ):
-        result = Engine(model, method="autoregressive", runtime="inductor").generate(prompt(9), max_new_tokens=8)
-    assert (
-        result.token_ids
-        == Engine(model, method="autoregressive", runtime="eager").generate(prompt(9), max_new_tokens=8).token_ids
-    )
-    trial = Trial(small(), (REFERENCE, INDUCTOR)).run()
-    assert reasons(trial)["inductor"] == "torch.compile failed: no compiler"
-    monkeypatch.setattr(inductor, "compiled", lambda function: failing_with(torch.OutOfMemoryError("out of memory")))
-    with pytest.raises(torch.OutOfMemoryError):
-        Compiler()(lambda rows, widest, adapt: rows, torch.zeros(1), 1, None)
-
-
-def failing_with(error: Exception) -> Any:
-    def call(*_: Any) -> None:
-        raise error
-
-    return call
-
-
-def test_triton_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'selfspec\[triton\]'"):
-        Target(random_model(), "triton")
-    assert find_candidate("triton").obstacle(torch.device("cuda")) is not None
 
 
 def test_a_played_text_is_the_same_each_time() -> None:

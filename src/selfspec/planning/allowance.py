@@ -147,7 +147,7 @@ class Trust:
 
         Of a longer draft each token says less, since one wrong token ends it: a round counts as the root of its tokens.
         """
-        weight = (1 + max(0.0, expected)) ** -0.5
+        weight = (1 + expected) ** -0.5
         self._expected = _FADING * self._expected + weight * expected
         self._brought = _FADING * self._brought + weight * brought
 
