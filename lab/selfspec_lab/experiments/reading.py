@@ -108,7 +108,7 @@ class Reading:
         return self.target.run(self.states[0, at], kept.sublayers, step).hidden_states
 
     def _branches(self, position: int) -> Branches:
-        return Branches(self._context.target, self._context.state, [position])
+        return Branches(self._context.target, self._context.state, self._context.token_ids, [position])
 
 
 def read_own_text(engine: Engine, prompt: str, max_new_tokens: int, seed: int) -> tuple[Reading, range]:

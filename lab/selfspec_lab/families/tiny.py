@@ -76,7 +76,13 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "gemma4_text": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 32},
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 16,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "gemma4_unified_text": {"global_head_dim": 64},
     "nemotron_h": {
         "layers_block_type": ["mamba", "attention", "mlp", "mamba"],

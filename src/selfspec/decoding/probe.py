@@ -94,13 +94,13 @@ class Probe:
         """
         assert 1 <= rows <= self.committed, f"a window of {rows} rows in {self.committed} committed tokens"
         places = range(self.committed - rows, self.committed)
-        return Branches(self.target, self._state, places, most_rows, precision)
+        return Branches(self.target, self._state, self.token_ids, places, most_rows, precision)
 
     def points(
         self, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
     ) -> "Points":
         """As ``branches``, at single committed tokens that need not follow each other, by their ascending positions."""
-        return Points(self.target, self._state, places, most_rows, precision)
+        return Points(self.target, self._state, self.token_ids, places, most_rows, precision)
 
 
 class Branches:
@@ -109,7 +109,7 @@ class Branches:
     Each branch sees the cached prefix before its tokens and itself, causally; no branch sees another. All of them go
     through a sublayer in one forward, or in as few as ``most_rows`` allows.
 
-    ``places`` are the positions of the tokens of each branch, which follow each other.
+    ``places`` are the positions of the tokens of each branch in the text ``token_ids``, which follow each other.
 
     Attributes:
         sequence: whose cache they read.
@@ -119,6 +119,7 @@ class Branches:
         self,
         target: Target,
         state: SequenceState,
+        token_ids: torch.Tensor,
         places: Sequence[int],
         most_rows: int | None = None,
         precision: AnyPrecision | None = None,
@@ -126,7 +127,7 @@ class Branches:
         assert places, "no rows"
         assert places[-1] < state.cache.length, f"rows at {places} of {state.cache.length} tokens"
         self.sequence, self._target, self._model = state, target, target.at(precision)
-        self._places, self._prefix = places, places[0]
+        self._token_ids, self._places, self._prefix = token_ids, places, places[0]
         self._at_once = None if most_rows is None else max(1, most_rows // len(places))
         self._forwards: dict[tuple[int, int], Forward] = {}
 
@@ -150,6 +151,9 @@ class Branches:
                 depths=[place - self._prefix for place in self._places] * count,
                 visible=self._visible(count, start),
             )
+            if self._target.reads_tokens:
+                tokens = self._token_ids[send(self._places, self._token_ids.device)].repeat(count)
+                self._target.embed(tokens, self._forwards[count, start])
         return self._forwards[count, start]
 
     def _visible(self, count: int, start: int) -> torch.Tensor:

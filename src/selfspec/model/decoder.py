@@ -40,6 +40,7 @@ class Decoder:
         slot_layers: number of layers that keep keys and values.
         slot_has_values: a slot has a value beside a key, not a latent of both.
         has_states: layers carry states from token to token, as recurrent ones do.
+        reads_tokens: layers read the tokens of their rows, so that a forward runs only after these were embedded.
         logits_divisor: the head's outputs are divided by it.
         logits_softcap: caps them afterwards; ``None`` for no cap.
 
@@ -54,7 +55,7 @@ class Decoder:
         self.head: nn.Module = _head(model)
         self.embedding_scale: torch.Tensor | float | None = None
         self.tree_refusal: str | None = None
-        self.has_states = False
+        self.has_states = self.reads_tokens = False
         self.slot_has_values = True
         self.logits_divisor = 1.0
         self.logits_softcap: float | None = None

@@ -13,12 +13,12 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.families import Family, find_family
 from selfspec.model.forward import Forward, Rows, SequenceState
 from selfspec.model.rope import OwnRope, Rope
-from selfspec.model.skeleton import Skeleton
+from selfspec.model.skeleton import Skeleton, differ
 from selfspec.model.splitting import Splitter
 from selfspec.model.sublayers import Sublayer
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache, PreTrainedModel
+    from transformers import PreTrainedModel
 
 _ROWS = 9
 """Random tokens on which a model is observed."""
@@ -50,7 +50,7 @@ class ObservedDecoder(Decoder):
         self.skeleton = skeleton = Skeleton(self.model)
         self.config = skeleton.config
         self.embedding: Any = self.model.get_input_embeddings()
-        tokens = random_tokens(int(self.config.vocab_size), _ROWS, self.like.device)
+        self._tokens = tokens = random_tokens(int(self.config.vocab_size), _ROWS, self.like.device)
         cache = transformers.DynamicCache(config=self.config)
         try:
             self._streams, _ = skeleton.observe(tokens, cache)
@@ -61,9 +61,17 @@ class ObservedDecoder(Decoder):
                 f"model family '{self.family.name}' is not supported: a forward of it could not be observed "
                 f"({first_line(error)})"
             ) from error
-        self.slot_shape = _slot_shape(cache)
-        self.slot_layers = max(1, sum(kind.place is not None for kind in skeleton.kinds))
-        self._refuse_reading_tokens(tokens)
+        layers, nothing = zip(cache.layers, skeleton.kinds, strict=False), self.like.new_empty(1, 1, 0, 1)
+        kept: list[Any] = [layer for layer, kind in layers if kind.place is not None]
+        skeleton.seen = [(nothing, nothing) if layer.keys is None else (layer.keys, layer.values) for layer in kept]
+        states = [each for pair in skeleton.seen for each in pair]
+        self.slot_shape = (
+            max((each.shape[1] for each in states), default=1),
+            max((each.shape[3] for each in states), default=1),
+        )
+        self.slot_layers = max(1, len(skeleton.seen))
+        calls = [skeleton.calls(self._new_rows(each)) for each in (tokens, tokens.flip(0))]
+        self.reads_tokens = skeleton.reads_tokens = differ(*calls)
         self.has_states = any(kind.states for kind in skeleton.kinds)
         self.tree_refusal = self._find_tree_refusal()
         self.final_norm = skeleton.norms[0] if len(skeleton.norms) == 1 else nn.Sequential(*skeleton.norms)
@@ -78,21 +86,15 @@ class ObservedDecoder(Decoder):
         """A tensor with the model's dtype, on the device where rows enter."""
         return self.placement.like(next(self.skeleton.layers[0].parameters()))
 
-    def _refuse_reading_tokens(self, tokens: torch.Tensor) -> None:
-        """Refuses layers that are called with more of the text than the residual stream, as per-layer embeddings."""
-        calls = []
-        for each in (tokens, tokens.flip(0)):
-            rows = self._new_rows()
-            self.skeleton.embed(each, rows)
-            calls.append(self.skeleton.calls(rows))
-        if self.skeleton.reads_tokens(*calls):
-            raise UnsupportedModelError(
-                f"this '{self.family.name}' model is not supported: its layers read the tokens beside the hidden "
-                "states, so that they cannot run apart"
-            )
-
-    def _new_rows(self) -> Rows:
-        return Rows(SequenceState(self.new_cache(_ROWS)), 0, _ROWS, 0, settled=True)
+    def _new_rows(self, tokens: torch.Tensor | None = None) -> Rows:
+        """Rows of a fresh sequence with the observed tokens, or others, in whose cache are the keys that were seen."""
+        state = SequenceState(self.new_cache(_ROWS))
+        rows = Rows(state, 0, _ROWS, 0, settled=True)
+        for place, pair in enumerate(self.skeleton.seen):
+            for slots, own in zip(state.cache.slots_for(place, 0, _ROWS), pair, strict=True):
+                slots[: own.shape[1], : own.shape[2], : own.shape[3]] = own[0]
+        self.skeleton.embed(self._tokens if tokens is None else tokens, rows)
+        return rows
 
     def _find_tree_refusal(self) -> str | None:
         if self.has_states:
@@ -164,12 +166,3 @@ def random_tokens(vocabulary: int, count: int, device: torch.device) -> torch.Te
     """Token ids, long ``[count]``, always the same."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(vocabulary, (count,), generator=generator).to(device)
-
-
-def _slot_shape(cache: "DynamicCache") -> tuple[int, int]:
-    """The most heads, and the largest size of a head, of the keys and values of a layer."""
-    layers: list[Any] = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
-    if not layers:
-        return 1, 1
-    tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
-    return max(tensor.shape[1] for tensor in tensors), max(tensor.shape[3] for tensor in tensors)

@@ -17,7 +17,7 @@ from torch import nn
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.forward import Rows
-from selfspec.model.slots import Slots, find_layers_of_cache
+from selfspec.model.slots import SharedKeys, Slots, find_layers_of_cache
 from selfspec.model.sublayers import cache_name
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MASKS = ("attention_mask", "causal_mask")
 _BIASES = ("alibi", "position_bias")
+_SHARED = "shared_kv_states"
 
 
 def substitute(module: Any, parts: Mapping[str, nn.Module | Callable[..., Any]]) -> Any:
@@ -83,6 +84,17 @@ class LayerCall:
         return LayerCall(args, {name: change(name, value) for name, value in self.kwargs.items()})
 
 
+def differ(first: list[LayerCall], second: list[LayerCall]) -> bool:
+    """Whether layers are called with something else than the stream that differs, as between texts of one length."""
+    for one, other in zip(first, second, strict=True):
+        pairs = [*zip(one.args[1:], other.args[1:], strict=True)]
+        pairs += [(value, other.kwargs[name]) for name, value in one.kwargs.items() if name != "hidden_states"]
+        for mine, its in pairs:
+            if isinstance(mine, torch.Tensor) and not torch.equal(mine, its):
+                return True
+    return False
+
+
 def first_of(output: Any) -> Any:
     """What a module gives, or the first of several things."""
     return output[0] if isinstance(output, tuple) else output
@@ -103,6 +115,9 @@ class Skeleton:
         kinds: what each layer keeps in a cache.
         cache_name: what the model calls its cache.
         carries: recurrent layers run several rows from the state before them.
+        reads_tokens: layers are called with more of the tokens than the residual stream, as per-layer embeddings. Then
+            ``calls`` are those of the last ``embed`` of the same rows.
+        seen: keys and values of each layer that has some, by its place in the cache, from a forward of the model.
         norms: the modules between the last layer and the head, in order, once a forward has been observed.
 
     Raises:
@@ -132,7 +147,8 @@ class Skeleton:
             if not isinstance(child, nn.ModuleList) and "forward" not in vars(child)
         }
         self.norms: list[nn.Module] = []
-        self.carries = False
+        self.carries = self.reads_tokens = False
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rests: list[tuple[Any, ...] | None] = []
         self._base: tuple[str, Any] = ("", None)
         """The path of the model without its head, and what it gave."""
@@ -184,6 +200,7 @@ class Skeleton:
     def calls(self, rows: Rows) -> list[LayerCall]:
         """What each layer is called with for some rows, but for the residual stream."""
         if "calls" not in rows.memo:
+            assert not self.reads_tokens, "the tokens of these rows were not embedded"
             like = next(self.layers[0].parameters())
             states = like.new_zeros(1, rows.count, self.config.hidden_size)
             self._lay_out(rows, inputs_embeds=states)
@@ -197,16 +214,6 @@ class Skeleton:
         head = substitute(self._model, {path: lambda *_, **__: output})
         logits: torch.Tensor = head(inputs_embeds=normed[None], use_cache=False).logits[0]
         return logits
-
-    def reads_tokens(self, first: list[LayerCall], second: list[LayerCall]) -> bool:
-        """Whether layers are called with something else than the stream that differs between texts of one length."""
-        for one, other in zip(first, second, strict=True):
-            pairs = [*zip(one.args[1:], other.args[1:], strict=True)]
-            pairs += [(value, other.kwargs[name]) for name, value in one.kwargs.items() if name != "hidden_states"]
-            for mine, its in pairs:
-                if isinstance(mine, torch.Tensor) and not torch.equal(mine, its):
-                    return True
-        return False
 
     def _lay_out(self, rows: Rows, **inputs: Any) -> list[LayerCall]:
         calls: list[LayerCall] = []
@@ -223,10 +230,20 @@ class Skeleton:
             self._at_layer = skip
             with contextlib.suppress(_ReachedEndError):
                 self._model(**inputs, **{name: value for name, value in options.items() if name in self._takes})
+        calls = [self._with_keys(index, call, rows) for index, call in enumerate(calls)]
         if not rows.is_chain:
             calls = [self._with_mask(index, call, rows) for index, call in enumerate(calls)]
         rows.memo["calls"] = calls
         return calls
+
+    def _with_keys(self, index: int, call: LayerCall, rows: Rows) -> LayerCall:
+        """The call with the cache in the place of what layers hand on to later ones."""
+        if _SHARED not in call.kwargs:
+            return call
+        source = self.kinds[index].source
+        kind = None if source is None else self.kinds[source]
+        likes = None if kind is None or kind.place is None or not self.seen else self.seen[kind.place]
+        return replace(call, kwargs={**call.kwargs, _SHARED: SharedKeys(call.cache, rows, kind, likes)})
 
     def _with_mask(self, index: int, call: LayerCall, rows: Rows) -> LayerCall:
         """The call with the mask of rows that are no chain."""

@@ -1,6 +1,7 @@
 """The cache that transformers' own layers write to: slots of a ``KeyValueCache``, as rows of a forward see them."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,12 +29,14 @@ class LayerSlots:
         window: positions that it sees at most, itself included; ``None`` for all.
         chunk: positions of a chunk, in which alone a token sees others, if the layer has chunks.
         states: number of states that the layer carries from token to token, as recurrent layers do.
+        source: the layer whose keys and values it reads, if it has none of its own.
     """
 
     place: int | None
     window: int | None = None
     chunk: int | None = None
     states: int = 0
+    source: int | None = None
 
     def mask(self, rows: Rows, dtype: torch.dtype, *, additive: bool) -> torch.Tensor | None:
         """The mask of rows that are not consecutive tokens after the prefix: ``[1, 1, rows, slots]``."""
@@ -78,15 +81,69 @@ def find_layers_of_cache(config: Any, count: int) -> list[LayerSlots]:
         states = layer.number_of_states if isinstance(layer, LinearAttentionLayer) else 0
         found.append(LayerSlots(places if keeps_keys else None, window, chunk, states))
         places += keeps_keys
+    for index, source in _sources(config, types).items():
+        found[index] = replace(found[index], window=found[source].window, source=source)
     return found
 
 
+def _sources(config: Any, types: Sequence[str | None]) -> dict[int, int]:
+    """By layer without keys and values of its own, the layer whose it reads: the last of its type that has some."""
+    modes = getattr(config, "kv_sharing_modes", None) or []
+    return {
+        index: max(layer for layer in range(index) if types[layer] == types[index] and modes[layer] == "store")
+        for index, mode in enumerate(modes)
+        if mode == "reuse"
+    }
+
+
+def seen(
+    rows: Rows, kind: LayerSlots, like_keys: torch.Tensor, like_values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a layer in the slots that rows see, ``[1, heads, slots, size]``; heads and sizes as given."""
+    assert kind.place is not None
+    pair = rows.sequence.cache.slots_for(kind.place, rows.start, rows.count)
+    first = rows.first_slot(kind.window)
+    keys, values = (
+        slots[None, : like.shape[1], first : rows.end, : like.shape[3]]
+        for slots, like in zip(pair, (like_keys, like_values), strict=True)
+    )
+    return keys, values
+
+
+class SharedKeys:
+    """What layers are given to hand keys and values on to later ones: a later one gets those in the cache.
+
+    So it does not matter in which forward they were written. A draft that skips the layer that has them reads what is
+    there of the tokens before it.
+
+    Args:
+        cache: what the layer has beside it.
+        rows: of the forward.
+        kind: of the layer whose keys and values are read; ``None`` if none are.
+        likes: keys and values of that layer.
+    """
+
+    def __init__(
+        self, cache: "Slots", rows: Rows, kind: LayerSlots | None, likes: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> None:
+        self._cache, self._rows, self._kind, self._likes = cache, rows, kind, likes
+
+    def __getitem__(self, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._kind is not None, "a layer reads what none hands on to it"
+        assert self._likes is not None, "the model was not observed"
+        self._cache.uses += 1
+        return seen(self._rows, self._kind, *self._likes)
+
+    def __setitem__(self, layer_type: str, states: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Does nothing: they are in the cache."""
+
+
 class Slots(Cache):
-    """What transformers gets as its cache for some rows."""
+    """What transformers gets as its cache for some rows; ``uses`` counts what layers do with it."""
 
     def __init__(self, kinds: list[LayerSlots], rows: Rows) -> None:
         super().__init__(layers=[_layer(kind, rows) for kind in kinds])
-        self.writes = 0
+        self.uses = 0
         self._rows = rows
 
     def load(self, index: int) -> None:
@@ -107,18 +164,18 @@ class Slots(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Counts the write."""
-        self.writes += 1
+        """Counts the use."""
+        self.uses += 1
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def update_conv_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Counts the write."""
-        self.writes += 1
+        """Counts the use."""
+        self.uses += 1
         return super().update_conv_state(*args, **kwargs)
 
     def update_recurrent_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Counts the write."""
-        self.writes += 1
+        """Counts the use."""
+        self.uses += 1
         return super().update_recurrent_state(*args, **kwargs)
 
 
@@ -140,15 +197,11 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._kind.place is not None
-        rows, cache = self._rows, self._rows.sequence.cache
-        first = rows.first_slot(self._kind.window)
-        cache.slots_for(self._kind.place, rows.start, rows.count)
-        kept = []
-        for new, slots in ((key_states, cache.keys), (value_states, cache.values)):
-            own = slots[self._kind.place][:, : new.shape[1], :, : new.shape[3]]
-            own.narrow(2, rows.start, rows.count).copy_(new)
-            kept.append(own.narrow(2, first, rows.end - first))
-        return kept[0], kept[1]
+        rows = self._rows
+        slots = rows.sequence.cache.slots_for(self._kind.place, rows.start, rows.count)
+        for own, new in zip(slots, (key_states, value_states), strict=True):
+            own[: new.shape[1], rows.start : rows.end, : new.shape[3]] = new[0]
+        return seen(rows, self._kind, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         first = self._rows.first_slot(self._kind.window)

@@ -107,7 +107,10 @@ class Nothing(Sublayer):
 
 @dataclass(frozen=True)
 class Instead:
-    """The ``forward`` of a module that does not run; ``like`` is what the module gave."""
+    """The ``forward`` of a module that does not run; ``like`` is what the module gave.
+
+    Of several tensors that it gave, only the first is given; where the layer reads the others, it fails.
+    """
 
     replacement: Replacement
     like: Any
@@ -122,7 +125,9 @@ class Instead:
             output = self._zeros(given)
         else:
             output = kwargs[replacement]
-        return (output, *self.like[1:]) if isinstance(self.like, tuple) else output
+        if not isinstance(self.like, tuple):
+            return output
+        return (output, *(None if isinstance(each, torch.Tensor) else each for each in self.like[1:]))
 
     def _zeros(self, given: torch.Tensor) -> torch.Tensor:
         like: torch.Tensor = first_of(self.like)
@@ -175,9 +180,10 @@ class Splitter:
                         split = trial.without_idle(split)
                         self._known.append(split)
                     first, last = (trial.part(each) for each in (split.without_mlp, split.without_attention))
+                    rest = LayerPart if self._skeleton.reads_tokens else RowsPart
                     return [
                         LayerPart(layer, first, index, self._skeleton),
-                        RowsPart(layer, last, index, self._skeleton),
+                        rest(layer, last, index, self._skeleton),
                     ]
         return [LayerPart(layer, layer, index, self._skeleton), Nothing(layer)]
 
@@ -204,10 +210,10 @@ class _Trial:
 
         def watched(name: str, child: nn.Module) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                writes = call.cache.writes
+                uses = call.cache.uses
                 output = type(child).forward(child, *args, **kwargs)
                 if isinstance(first_of(output), torch.Tensor):
-                    called.append(_Called(name, args, kwargs, output, call.cache.writes > writes))
+                    called.append(_Called(name, args, kwargs, output, call.cache.uses > uses))
                 return output
 
             return run
@@ -258,7 +264,7 @@ class _Trial:
     def _grown(
         self, replaced: dict[str, Replacement], before: torch.Tensor, after: torch.Tensor
     ) -> dict[str, Replacement]:
-        for each in self._called:
+        for each in reversed(self._called):  # what only feeds others is idle once they are replaced
             if each.name in replaced:
                 continue
             for value in [*each.replacements()][::-1]:  # what is given costs less than zeros
@@ -270,14 +276,14 @@ class _Trial:
         return replaced
 
     def _run(self, replaced: dict[str, Replacement], hidden_states: torch.Tensor) -> tuple[torch.Tensor, int] | None:
-        """What the layer gives with children replaced, and how often it wrote to the cache; ``None`` if it fails."""
+        """What the layer gives with children replaced, and how often it used the cache; ``None`` if it fails."""
         call = self._call()
         try:
             output = call.run(self.part(replaced), hidden_states)
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, StopIteration):
             return None
         fits = isinstance(output, torch.Tensor) and output.shape == self._after.shape
-        return (output, call.cache.writes) if fits else None
+        return (output, call.cache.uses) if fits else None
 
     def _call(self) -> LayerCall:
         return self._skeleton.calls(self._new_rows())[self._index]

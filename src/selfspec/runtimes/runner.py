@@ -116,6 +116,8 @@ class _Rows:
         if not self._shared:
             self.forward, self.states = self._whole, _embed(runner, tokens, self._whole, request.mask_embedding)
             return
+        if runner.reads_tokens:
+            runner.embed(tokens.clamp(min=0), self._whole)
         known = len(self._shared[self.shared_prefix])
         self.forward = runner.lay_out(
             state,

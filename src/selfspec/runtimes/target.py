@@ -165,6 +165,11 @@ class Target:
         """Why rows cannot be a token tree, or others than consecutive ones; ``None`` where they can."""
         return self.decoder.tree_refusal
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a forward runs only after its rows were embedded, since layers read their tokens."""
+        return self.decoder.reads_tokens
+
     @cached_property
     def parameter_count(self) -> int:
         """Number of weights, low-bit ones too; a shared one counts once."""
