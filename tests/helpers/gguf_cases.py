@@ -97,7 +97,8 @@ CASES: dict[str, dict[str, Any]] = {
             *("falcon-two-norms", "falcon-one-norm", "phi", "phimoe", "cohere", "cohere-head-norms", "olmo"),
             *("olmo-clipped", "exaone", "llama4_text", "ministral3", "hunyuan_v1_moe", "granitemoeshared"),
             *("granitemoehybrid", "granitemoehybrid-dense", "mamba", "falcon_mamba", "mamba2", "jamba"),
-            *("jamba-dense", "minicpm3", "glm4_moe_lite"),
+            *("jamba-dense", "minicpm3", "glm4_moe_lite", "afmoe", "apertus"),
+            *("gemma4_text", "gemma4_text-alike", "gemma4_text-experts", "gemma4_unified_text"),
         )
     },
 }
@@ -158,6 +159,19 @@ _FALCON_40B = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 _CLIPPED = 0.8
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 16,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_inner": 256, "tie_word_embeddings": True},
     "gpt_bigcode": {"n_inner": 256, "tie_word_embeddings": True, "num_key_value_heads": 1},
@@ -206,6 +220,23 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         **_LATENT,
         **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 4},
         **{"n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    },
+    "afmoe": {
+        **{"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        **{"num_shared_experts": 1, "num_dense_layers": 1, "route_scale": 1.5, "mup_enabled": True},
+        "sliding_window": 16,
+    },
+    "apertus": {},
+    "gemma4_text": {
+        **_GEMMA4,
+        **{"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY},
+        **{"num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+    },
+    "gemma4_unified_text": {**_GEMMA4, "use_bidirectional_attention": None},
+    "gemma4_text-alike": {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4_text-experts": {
+        **_GEMMA4,
+        **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     },
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
@@ -258,6 +289,9 @@ def built(case: str) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.data = _logarithms_of_numbers(parameter.detach())
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.9)
     return model
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from helpers.gguf_hybrids import CONVOLUTIONS, DELTA_NETS, RECURRENT, hybrid_settings, hybrid_tensors
-from helpers.gguf_observed import further_settings, observed_settings, observed_tensors
+from helpers.gguf_observed import activation_settings, further_settings, observed_settings, observed_tensors
 from helpers.k_quants import quantise_k
 from selfspec.loading.gguf_file import GgufTensor
 
@@ -90,6 +90,10 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": MODEL_ARCH.HUNYUAN_MOE,
     "granitemoeshared": MODEL_ARCH.GRANITE_MOE,
     "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
+    "afmoe": MODEL_ARCH.AFMOE,
+    "apertus": MODEL_ARCH.APERTUS,
+    "gemma4_text": MODEL_ARCH.GEMMA4,
+    "gemma4_unified_text": MODEL_ARCH.GEMMA4,
     "mamba": MODEL_ARCH.MAMBA,
     "falcon_mamba": MODEL_ARCH.MAMBA,
     "mamba2": MODEL_ARCH.MAMBA2,
@@ -133,7 +137,7 @@ def save_family(
     writer = GGUFWriter(path, name)
     own = {f"{name}.{key}": value for key, value in _settings(config).items()}
     more = {key[1:] if key.startswith(":") else f"{name}.{key}": value for key, value in (settings or {}).items()}
-    everything: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab", **own, **more}
+    everything: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab", **own, **activation_settings(model), **more}
     for key, value in everything.items():
         if value is not None and key.removeprefix(f"{name}.") not in leave_out:
             _add(writer, key, value)
@@ -236,6 +240,7 @@ def _settings(config: Any) -> dict[str, Any]:
     if family in RECURRENT:
         return hybrid_settings(config)
     head_dim = _head_dim(config)
+    layer = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     experts = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
     return {
@@ -245,9 +250,9 @@ def _settings(config: Any) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": getattr(config, "head_dim", None),
-        "attention.value_length": getattr(config, "head_dim", None),
+        "attention.head_count_kv": layer.num_key_value_heads,
+        "attention.key_length": getattr(layer, "head_dim", None),
+        "attention.value_length": getattr(layer, "head_dim", None),
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "attention.layer_norm_epsilon": next(
             (getattr(config, name) for name in ("layer_norm_eps", "norm_epsilon", "norm_eps") if hasattr(config, name)),
@@ -367,7 +372,7 @@ def _rope_scaling(config: Any, rope: dict[str, Any]) -> dict[str, Any]:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
             "rope.scaling.attn_factor": ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"))[1],
         }
-    assert kind in ("default", "llama3")
+    assert kind in ("default", "llama3", "proportional")
     return (
         {"rope.scaling.original_context_length": config.max_position_embeddings} if config.model_type == "phi3" else {}
     )
@@ -382,6 +387,7 @@ def _windows(config: Any) -> dict[str, Any]:
 
 
 def _head_dim(config: Any) -> int:
+    config = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -454,10 +460,11 @@ def _experts(
 
 def _stored(name: str, values: npt.NDArray[np.float32], config: Any) -> npt.NDArray[np.float32]:
     """The numbers that a file has of a parameter."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if heads is not None and config.model_type in _PERMUTED:
+    kind = name.split(".")[-2]
+    if kind in ("q_proj", "k_proj") and config.model_type in _PERMUTED:
+        heads = config.num_attention_heads if kind == "q_proj" else config.num_key_value_heads
         return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    one_less = config.model_type.startswith("gemma") or config.model_type in (*DELTA_NETS, "nemotron")
+    one_less = config.model_type in ("gemma", "gemma2", "gemma3_text") or config.model_type in (*DELTA_NETS, "nemotron")
     if one_less and name.endswith("norm.weight"):
         return values + np.float32(1)
     return values
@@ -465,6 +472,10 @@ def _stored(name: str, values: npt.NDArray[np.float32], config: Any) -> npt.NDAr
 
 def _rope_tensors(config: Any) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     rope = config.rope_parameters
+    if (whole := rope.get("full_attention", {})).get("rope_type") == "proportional":
+        half = config.per_layer_config["full_attention"].head_dim // 2
+        turned = int(half * whole["partial_rotary_factor"])
+        yield "rope_freqs.weight", np.array([1.0] * turned + [1e30] * (half - turned), np.float32)
     if rope.get("rope_type") == "llama3":
         size = _head_dim(config)
         plain = 1 / rope["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float32) / size)

@@ -86,6 +86,17 @@ def further_settings(config: Any) -> dict[str, Any]:
             "expert_shared_feed_forward_length": config.intermediate_size,
             "expert_shared_count": 1,
         }
+    if family == "afmoe":
+        return {
+            "expert_shared_count": config.num_shared_experts,
+            "leading_dense_block_count": config.num_dense_layers,
+            "expert_weights_norm": True,
+            "expert_weights_scale": config.route_scale,
+            "expert_gating_func": 2,
+            "attention.sliding_window": config.sliding_window,
+        }
+    if family.startswith("gemma4"):
+        return _gemma4(config)
     if family == "granitemoeshared":
         return {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     if family == "phimoe":
@@ -97,6 +108,41 @@ def further_settings(config: Any) -> dict[str, Any]:
         clip = config.clip_qkv
         return {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": None if clip is None else float(clip)}
     return {"rope.scaling.type": "none"} if family == "cohere" else {}
+
+
+def _gemma4(config: Any) -> dict[str, Any]:
+    sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    sizes = [each.head_dim for each in config.per_layer_config]
+    groups = [each.num_key_value_heads for each in config.per_layer_config]
+    full, own = sliding.index(False), config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
+    width = config.intermediate_size
+    return {
+        "attention.key_length": sizes[full],
+        "attention.value_length": sizes[full],
+        "attention.key_length_swa": sizes[0],
+        "attention.value_length_swa": sizes[0],
+        "attention.head_count_kv": groups if len(set(groups)) > 1 else groups[0],
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": sliding,
+        "attention.shared_kv_layers": getattr(config, "num_kv_shared_layers", 0),
+        "embedding_length_per_layer_input": getattr(config, "hidden_size_per_layer_input", 0),
+        "feed_forward_length": [width if layer < own else 2 * width for layer in range(len(sliding))]
+        if getattr(config, "use_double_wide_mlp", False)
+        else width,
+        "rope.dimension_count": sizes[full],
+        "rope.dimension_count_swa": sizes[0],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        "expert_used_count": getattr(config, "top_k_experts", None),
+    }
+
+
+def activation_settings(model: Any) -> dict[str, Any]:
+    """The parameters of Apertus' activations, which files have as settings."""
+    if model.config.model_type != "apertus":
+        return {}
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    layers = [layer.mlp.act_fn for layer in model.model.layers]
+    return {f"xielu.{name}": [getattr(layer, name).item() for layer in layers] for name in names}
 
 
 def observed_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[str, Values]] | None:
@@ -115,11 +161,25 @@ def observed_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[s
         halves = np.split(by_outputs, 2, axis=1)
         parts = (own.replace("gate_up_proj", f"{part}_proj.weight") for part in ("gate", "up"))
         return zip(parts, halves, strict=True)
+    if ".act_fn." in name:  # settings in files
+        return iter([])
+    if family.startswith("gemma4") and (found := _gemma4_tensor(name)) is not None:
+        return iter([(found, values)])
     if ".shared_mlp.input_linear" in name:
         return _shared(name, values, config)
     if ".shared_mlp.output_linear" in name and not config.num_local_experts:
         return iter([(f"blk.{name.split('.')[2]}.ffn_down.weight", values)])
     return None
+
+
+def _gemma4_tensor(name: str) -> str | None:
+    """What a converter renames on its own."""
+    own = {"layer_scalar": "layer_output_scale.weight", "scale": "ffn_gate_inp.scale"}
+    own["per_expert_scale"] = "ffn_down_exps.scale"
+    if ".experts." in name:
+        return f"{name}.weight"
+    ending = own.get(name.rpartition(".")[2])
+    return ending and f"blk.{name.split('.')[2]}.{ending}"
 
 
 def _by_kind(values: Values, config: Any) -> Values:

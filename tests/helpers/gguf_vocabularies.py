@@ -90,3 +90,18 @@ def save_sentencepiece(path: Path, added: tuple[Token, ...] = (), architecture: 
     writer.add_tokenizer_model("llama")
     _close(writer)
     return path
+
+
+def save_gemma4(path: Path, added: tuple[Token, ...] = (), **more: Any) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary of Gemma 4; returns its tokens, but for the added ones, and its merges."""
+    tokens, merges = _trained(byte_level=False)
+    head = [("<pad>", CONTROL), ("<eos>", CONTROL), ("<bos>", CONTROL), ("<unk>", CONTROL), ("<mask>", CONTROL)]
+    known = [*head, *((f"<0x{i:02X}>", BYTE) for i in range(256)), *((token, NORMAL) for token in tokens)]
+    all_tokens = [*known, *added]
+    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "unk_token_id": 3, "add_bos_token": True}
+    scores = [-1000.0] * len(all_tokens)
+    writer = _write(path, "gemma4", all_tokens, {"token_scores": scores, "add_space_prefix": False} | special | more)
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    _close(writer)
+    return {token: i for i, (token, _) in enumerate(known)}, list(merges)

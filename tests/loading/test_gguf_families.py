@@ -29,7 +29,7 @@ of experts by the sum of their two best ones, as DeepSeek-V3 and not V2 does, or
 
 BOUNDS = {
     # a GELU that llama.cpp reads from a table of 16-bit numbers
-    ("gemma", "starcoder2", "gpt2", "gpt_", "bloom", "mpt", "falcon-", "phi-", "falcon_mamba"): 1e-2,
+    ("gemma", "gemma4_", "starcoder2", "gpt2", "gpt_", "bloom", "mpt", "falcon-", "phi-", "falcon_mamba"): 1e-2,
     ("qwen3_next", "qwen3_5", "mamba2"): 1e-3,  # states, computed in chunks
     ("glm4_moe_lite",): 2e-4,
 }
@@ -74,8 +74,9 @@ def test_buffers_have_the_values_of_a_model_with_weights(case: str) -> None:
     config = built(case).config
     found = dict(build_on_meta(config).named_buffers())
     expected: Any = AutoModelForCausalLM.from_config(config)
+    stored = expected.state_dict().keys()
     for name, buffer in expected.named_buffers():
-        assert torch.equal(found[name], buffer), name
+        assert name in stored or torch.equal(found[name], buffer), name
 
 
 def by_llama_cpp(path: Path, ids: list[int], context: int = 256) -> torch.Tensor:

@@ -18,6 +18,8 @@ from selfspec.errors import ModelLoadError, SelfSpecError, SelfSpecWarning, Unsu
 from selfspec.loading import gguf_model
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_tensors import find_parameters
+from selfspec.loading.without_weights import build_on_meta
 
 NEW_TOKENS = 24
 RUN = pytest.mark.parametrize("case", [case for case in HYBRIDS if "-" not in case])
@@ -138,6 +140,18 @@ REFUSED: list[tuple[str, dict[str, Any], type[SelfSpecError], str]] = [
     ("qwen3_next", {"settings": {"attention.recurrent_layers": [True]}}, ModelLoadError, "in 1 layers"),
     ("qwen3_next", {"settings": {"ssm.time_step_rank": 5}}, ModelLoadError, "2 heads of keys and 5 of values"),
     ("falcon_h1", {"settings": {"ssm.group_count": 0}}, ModelLoadError, "states of the sizes"),
+    ("afmoe", {"settings": {"expert_gating_func": 1}}, UnsupportedModelError, "a softmax, not the sigmoids of its"),
+    ("gemma4_text", {"settings": {"attention.sliding_window_pattern": [True]}}, ModelLoadError, "pattern of 1 and"),
+    ("gemma4_text", {"settings": {"attention.shared_kv_layers": 6}}, ModelLoadError, "shared_kv_layers of 6 layers"),
+    ("gemma4_text", {"settings": {"attention.value_length_swa": 8}}, UnsupportedModelError, "heads of 16 entries in"),
+    ("gemma4_text", {"settings": {"feed_forward_length": [96] * 6}}, UnsupportedModelError, "which no Gemma 4 model"),
+    ("gemma4_text", {"leave_out": ("per_layer_token_embd.weight",)}, ModelLoadError, "no tensor per_layer_token_embd"),
+    (
+        "gemma4_text-alike",
+        {"settings": {"attention.head_count_kv": [2, 1, 1, 2, 2, 1]}},
+        UnsupportedModelError,
+        r"head_count_kv = \[2, 1, 1, 2, 2, 1\], which no",
+    ),
     ("nemotron_h", {"settings": {"feed_forward_length": [0, 96]}}, ModelLoadError, "kinds of 6 and 2 layers of 6"),
 ]
 
@@ -149,3 +163,11 @@ def test_what_would_be_read_wrong_is_refused(
     file = open_case(case, tmp_path, **changes)
     with pytest.raises(kind, match=message):
         read_config(file.metadata, file.tensors)
+
+
+@pytest.mark.parametrize("changes", [{"leave_out": ("xielu.eps",)}, {"settings": {":xielu.eps": [-1e-6] * 5}}])
+def test_activations_without_all_their_numbers_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    file = open_case("apertus", tmp_path, **changes)
+    model = build_on_meta(read_config(file.metadata, file.tensors))
+    with pytest.raises(UnsupportedModelError, match=r"no tensor blk\.\d\.xielu\.eps"):
+        find_parameters(file.tensors, model)

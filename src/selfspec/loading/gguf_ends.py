@@ -14,12 +14,16 @@ _ENDS = frozenset(
         "<|endoftext|>",
         "<|end_of_text|>",
         "<end_of_turn>",
+        "<turn|>",
         "<EOT>",
         "<｜end▁of▁sentence｜>",
         "</s>",
     }
 )
 """Special tokens that end a text or a turn. Files name one end of a text, but chat models end turns by others, too."""
+
+_OWN_ENDS = {"gemma4": frozenset({"<|tool_response>"})}
+"""Further ones, by the kind of tokenizer: Gemma 4 ends a turn that calls a tool by what begins the tool's answer."""
 
 _SPECIAL_TYPES = (3, 4)
 """The types of tokens that are never cut into pieces: control tokens, and those that a user defined."""
@@ -58,4 +62,5 @@ def _known_ends(metadata: Mapping[str, Any], entries: int) -> list[int]:
     if not isinstance(tokens, list) or not isinstance(types, np.ndarray):
         return []
     special = np.flatnonzero(np.isin(types[: min(len(tokens), entries)], _SPECIAL_TYPES))
-    return [int(each) for each in special if tokens[each] in _ENDS]
+    ends = _ENDS | _OWN_ENDS.get(str(metadata.get("tokenizer.ggml.model")), frozenset())
+    return [int(each) for each in special if tokens[each] in ends]

@@ -5,9 +5,11 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,12 @@ from selfspec.errors import ModelLoadError
 from selfspec.loading.gguf_header import Header, parse_header
 
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+"""Parameters of the activation xIELU, which a header gives as lists of numbers by layer (``xielu.NAME``)."""
+
+_MOST_LAYERS = 2**12
+"""No model has nearly as many."""
+
 _COUNT, _NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
 
 
@@ -54,6 +62,20 @@ class _FileMapping:
                 content.close()
 
 
+class _Numbers:
+    """Numbers of a header in the place of a mapped file."""
+
+    def __init__(self, values: npt.NDArray[np.float32]) -> None:
+        self._bytes = values.view(np.uint8)
+        self._bytes.flags.writeable = False
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        return self._bytes[offset : offset + nbytes]
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Does nothing: they are in memory."""
+
+
 @dataclass(frozen=True)
 class GgufTensor:
     """A tensor of a GGUF file.
@@ -70,7 +92,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     nbytes: int
     _offset: int = field(repr=False)
-    _mapping: _FileMapping = field(repr=False, compare=False)
+    _mapping: _FileMapping | _Numbers = field(repr=False, compare=False)
 
     def data(self) -> npt.NDArray[np.uint8]:
         """The blocks as they are in the file, row by row, in one dimension. Read-only; the pages are read when used.
@@ -95,14 +117,15 @@ class GgufFile:
         parts: all of its files, in order; the file itself if it is not split.
         metadata: the keys of the (first) file: numbers, strings and booleans of Python; arrays of strings as lists,
             arrays of numbers and booleans as numpy arrays.
-        tensors: the tensors of all parts by name, in the order of the file.
+        tensors: the tensors of all parts by name, in the order of the file; after them, as tensors of one number, the
+            parameters of layers that a header gives (``XIELU``).
     """
 
     def __init__(self, path: Path, parts: "list[_Part]", opened: contextlib.ExitStack) -> None:
         self.path = path
         self.parts = tuple(part.path for part in parts)
         self.metadata = MappingProxyType(parts[0].header.metadata)
-        self.tensors = MappingProxyType(_join(parts))
+        self.tensors = MappingProxyType({**_join(parts), **_parameters(self.metadata)})
         self._opened = opened.pop_all()
 
     @classmethod
@@ -190,6 +213,19 @@ def _join(parts: list[_Part]) -> dict[str, GgufTensor]:
             f"the parts of '{parts[0].path}' hold {len(tensors)} tensors, not {expected}; download the parts again"
         )
     return tensors
+
+
+def _parameters(metadata: Mapping[str, Any]) -> dict[str, GgufTensor]:
+    """Parameters of layers that are settings of the header, named as tensors are: ``blk.0.xielu.beta``."""
+    found = {}
+    for name in XIELU:
+        values = metadata.get(f"xielu.{name}")
+        if isinstance(values, np.ndarray) and values.dtype == np.float32 and len(values) <= _MOST_LAYERS:
+            mapping, size = _Numbers(values.copy()), values.itemsize
+            for layer in range(len(values)):
+                tensor = f"blk.{layer}.xielu.{name}"
+                found[tensor] = GgufTensor(tensor, "F32", (1,), size, layer * size, mapping)
+    return found
 
 
 def _whole_number(header: Header, key: str, path: Path) -> int:

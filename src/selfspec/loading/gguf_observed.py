@@ -12,8 +12,11 @@ from selfspec.loading.gguf_family import (
     biases,
     biases_and_mlp,
     experts,
+    require_sigmoids,
     windows,
 )
+from selfspec.loading.gguf_file import XIELU
+from selfspec.loading.gguf_gemma4 import GEMMA4
 from selfspec.loading.gguf_settings import Settings, refused
 
 _ALIBI = 8.0
@@ -21,6 +24,9 @@ _ALIBI = 8.0
 
 _EPSILON = 1e-5
 """What OLMo's norms add to a variance."""
+
+_AFMOE_PERIOD = 4
+"""Every fourth layer of AFMoE attends to everything, and has no rope."""
 
 _CHUNK, _MAVERICK = 8192, 128
 """Of Llama 4: what layers with a rope attend to, and the number of experts of the model without norms of heads."""
@@ -155,6 +161,24 @@ def _minicpm3(header: Header) -> dict[str, Any]:
     }
 
 
+def _afmoe(header: Header) -> dict[str, Any]:
+    settings, values = header.settings, experts(header)
+    if "expert_gating_func" in settings:
+        require_sigmoids(header)
+    return {
+        **biases(header),
+        **windows(header, default=0, period=_AFMOE_PERIOD),
+        "num_experts": values["num_local_experts"],
+        "num_experts_per_tok": values["num_experts_per_tok"],
+        "num_shared_experts": settings.integer("expert_shared_count"),
+        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
+        "num_dense_layers": settings.integer("leading_dense_block_count", 0),
+        "route_scale": settings.number("expert_weights_scale", 0.0) or 1.0,
+        "global_attn_every_n_layers": _AFMOE_PERIOD,
+        "mup_enabled": True,  # llama.cpp has no other
+    }
+
+
 def _scale_queries(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
     """The rope of Ministral 3, by whose length queries of later tokens are scaled."""
     if rope["rope_type"] != "yarn":
@@ -219,6 +243,19 @@ _HUNYUAN = {
     "mlp.gate.wg": "ffn_gate_inp",
     **{f"mlp.shared_mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
 }
+_AFMOE = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_mlp_layernorm": "ffn_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "self_attn.gate_proj": "attn_gate",
+    "mlp.router.gate": "ffn_gate_inp",
+    "mlp.expert": "exp_probs_b",
+}
+_APERTUS = {
+    "attention_layernorm": "attn_norm",
+    "feedforward_layernorm": "ffn_norm",
+    **{f"mlp.act_fn.{name}": f"xielu.{name}" for name in XIELU},
+}
 _LAYER_NORMS: dict[str, Any] = {"norm": "layer_norm_epsilon", "rms": False}
 
 OBSERVED = {
@@ -252,5 +289,8 @@ OBSERVED = {
     "mistral3": GgufFamily("ministral3", change_rope=_scale_queries, interleaved=True),
     "minicpm3": GgufFamily("minicpm3", _minicpm3, latent=True),
     "hunyuan-moe": GgufFamily("hunyuan_v1_moe", _hunyuan_moe, modules=_HUNYUAN),
+    "apertus": GgufFamily("apertus", biases, modules=_APERTUS),
+    "afmoe": GgufFamily("afmoe", _afmoe, modules=_AFMOE),
+    "gemma4": GEMMA4,
 }
 """By ``general.architecture``."""

@@ -287,6 +287,7 @@ _ALIKE = {
     **dict.fromkeys(("mistral", "iquestcoder", "internlm3"), "llama"),
     "solar_open": "glm4moe",
     "glm4_moe_lite": "deepseek2",
+    "gemma4_unified_text": "gemma4",
 }
 """What files call families that compute the same as another one."""
 

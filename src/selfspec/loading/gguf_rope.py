@@ -26,6 +26,9 @@ _LLAMA4_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
 _LLAMA3_LENGTH = 8192
 """What all models of Llama 3.1 and later have; those of Llama 4 divide the frequencies below one bound."""
 
+_ENDLESS = 1e29
+"""Factors from which on frequencies are none; files have 1e30."""
+
 _ROUNDING = 1e-6
 """How far factors may be from those of the recovered numbers: float32 rounds them."""
 
@@ -83,7 +86,8 @@ def _read_scaling(
             f"which is not supported"
         )
     if found == {_DIVISORS} and kind == "none":
-        return _read_llama3(_factors(tensors[_DIVISORS], rotated), base, rotated)
+        divisors = _factors(tensors[_DIVISORS], rotated)
+        return _read_proportional(divisors) or _read_llama3(divisors, base, rotated)
     if found or kind == "longrope":
         named = f"by {' and '.join(sorted(found))}" if found else "without a tensor of factors"
         raise refused(f"this GGUF file scales its rope as '{kind}' {named}, which is not supported")
@@ -129,6 +133,14 @@ def _longrope_attention(scale: float, original: int, given: float) -> dict[str, 
     """The factor of cosine and sine, where it is not the one that transformers computes."""
     usual = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 and original > 1 else 1.0
     return {} if math.isclose(usual, given, rel_tol=1e-6) else {"attention_factor": given}
+
+
+def _read_proportional(factors: Factors) -> dict[str, Any] | None:
+    """The rope of heads whose last entries do not turn, as their factors are without end; ``None`` for another one."""
+    turned = int((factors == 1).sum())
+    if turned in (0, len(factors)) or (factors[:turned] != 1).any() or (factors[turned:] < _ENDLESS).any():
+        return None
+    return {"rope_type": "proportional", "partial_rotary_factor": turned / len(factors)}
 
 
 def _decimal(value: np.float64) -> float:

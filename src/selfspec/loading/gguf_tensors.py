@@ -232,10 +232,8 @@ class _Finder:
         self._family = BY_MODEL_TYPE[config.model_type]
         self._modules = {**_MODULES, **self._family.modules}
         self._rows, self._inputs = self._family.order_outputs(config), self._family.order_inputs(config)
-        heads = getattr(config, "num_attention_heads", 0)
-        self._head_dim = int(getattr(config, "head_dim", 0) or config.hidden_size // (heads or 1))
-        groups = (getattr(config, "num_key_value_heads", None) or heads) * self._head_dim
-        self._outputs = {"attn_q": heads * self._head_dim, "attn_k": groups, "attn_v": groups}
+        self._differs, self._config = bool(getattr(config, "is_heterogeneous", False)), config
+        self._head_dim, self._outputs = (0, {}) if self._differs else _outputs_of_heads(config)
 
     def find(self, name: str) -> Source:
         match = _PARAMETER.fullmatch(name)
@@ -243,6 +241,8 @@ class _Finder:
         if match is None or module is None:
             raise refused(f"GGUF has no tensor for the parameter {name}")
         block = "" if match["layer"] is None else f"blk.{match['layer']}."
+        if block and self._differs:
+            self._head_dim, self._outputs = _outputs_of_heads(self._config.per_layer_config[int(match["layer"])])
         names, rows = self._find_tensors(block, module, match["kind"], name)
         if match["part"] is not None:
             rows = np.array([int(match["part"])])
@@ -304,6 +304,14 @@ class _Finder:
         """Row ``2 i + half`` of a head in the file is row ``half * head_dim / 2 + i`` in transformers."""
         undone: Rows = rows.reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
         return undone
+
+
+def _outputs_of_heads(config: Any) -> tuple[int, dict[str, int]]:
+    """The size of a head, and the outputs of the projections to queries, keys and values."""
+    heads = getattr(config, "num_attention_heads", 0)
+    size = int(getattr(config, "head_dim", 0) or config.hidden_size // (heads or 1))
+    groups = (getattr(config, "num_key_value_heads", None) or heads) * size
+    return size, {"attn_q": heads * size, "attn_k": groups, "attn_v": groups}
 
 
 def _check_shape(name: str, expected: tuple[int, ...], source: Source, tensors: Mapping[str, GgufTensor]) -> None:

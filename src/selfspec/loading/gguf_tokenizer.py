@@ -79,10 +79,12 @@ class _Vocabulary:
         if self._kind == "gpt2":
             return self._byte_level()
         if self._kind == "llama":
-            return self._gemma() if self._architecture in _GEMMA else self._sentencepiece()
+            return self._old_gemma() if self._architecture in _GEMMA else self._sentencepiece()
+        if self._kind == "gemma4":
+            return self._gemma(self._ids, self._required_merges())
         raise refused(
             f"'{self._file.path}' has a tokenizer of the kind '{self._kind}', which is not supported; those of the "
-            f"kinds gpt2 and llama are"
+            f"kinds gpt2, llama and gemma4 are"
         )
 
     def wrap(self, backend: Tokenizer) -> PreTrainedTokenizerFast:
@@ -102,9 +104,7 @@ class _Vocabulary:
     def _byte_level(self) -> Tokenizer:
         splitting = find_splitting(self._text("pre"))
         self._adds_bos = splitting.adds_bos
-        if f"{_PREFIX}merges" not in self._metadata:
-            self._refuse("it has no merges")
-        model = BPE(vocab=self._ids, merges=self._merges(), ignore_merges=splitting.ignore_merges)
+        model = BPE(vocab=self._ids, merges=self._required_merges(), ignore_merges=splitting.ignore_merges)
         backend = Tokenizer(model)
         if (normalizer := splitting.normalizer()) is not None:
             backend.normalizer = normalizer
@@ -129,13 +129,16 @@ class _Vocabulary:
         )
         return backend
 
-    def _gemma(self) -> Tokenizer:
-        """As above without a prefix. Runs of spaces are stored as spaces, and scores do not order the merges."""
+    def _old_gemma(self) -> Tokenizer:
+        """Up to Gemma 3. Runs of spaces are stored as spaces, and scores do not order the merges."""
         tokens = [_SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in self._tokens]
         ids = {token: i for i, token in enumerate(tokens)}
-        merges = _derive_merges(ids, {token: -i for token, i in ids.items()})
+        return self._gemma(ids, _derive_merges(ids, {token: -i for token, i in ids.items()}))
+
+    def _gemma(self, ids: Mapping[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+        """As SentencePiece's without a prefix."""
         unknown = self._special("unk")
-        backend = Tokenizer(BPE(vocab=ids, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
+        backend = Tokenizer(BPE(vocab=dict(ids), merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
         backend.normalizer = normalizers.Replace(" ", _SPACE)
         backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
         backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -153,6 +156,11 @@ class _Vocabulary:
         )
         kept = [token for token in defined if token not in named and backend.token_to_id(token) is not None]
         backend.add_tokens([AddedToken(token, normalized=False, rstrip=strips) for token in kept if token])
+
+    def _required_merges(self) -> list[tuple[str, str]]:
+        if f"{_PREFIX}merges" not in self._metadata:
+            self._refuse("it has no merges")
+        return self._merges()
 
     def _merges(self) -> list[tuple[str, str]]:
         merges: list[Any] = [tuple(merge.split(" ")) for merge in self._strings("merges")]

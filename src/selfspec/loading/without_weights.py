@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
-    """A model whose parameters are on the device ``meta``, in eval mode. Its buffers, as of rope, have their values.
+    """A model whose parameters are on the device ``meta``, in eval mode.
+
+    Buffers, as of rope, have their values, but for those that checkpoints hold.
 
     Raises:
         UnsupportedModelError: transformers cannot build a model of this config.
@@ -31,8 +33,9 @@ def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
         raise UnsupportedModelError(
             f"transformers cannot build the {config.model_type} model that the file describes: {first_line(error)}"
         ) from error
+    stored = model.state_dict().keys()
     for name, buffer in model.named_buffers():
-        if buffer.isnan().any():
+        if name not in stored and buffer.isnan().any():
             raise UnsupportedModelError(
                 f"transformers gives no value to the buffer {name} of a {config.model_type} model"
             )
