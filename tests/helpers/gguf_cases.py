@@ -97,7 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
             *("falcon-two-norms", "falcon-one-norm", "phi", "phimoe", "cohere", "cohere-head-norms", "olmo"),
             *("olmo-clipped", "exaone", "llama4_text", "ministral3", "hunyuan_v1_moe", "granitemoeshared"),
             *("granitemoehybrid", "granitemoehybrid-dense", "mamba", "falcon_mamba", "mamba2", "jamba"),
-            *("jamba-dense", "minicpm3", "glm4_moe_lite", "afmoe", "apertus"),
+            *("jamba-dense", "minicpm3", "glm4_moe_lite", "afmoe", "apertus", "youtu"),
             *("gemma4_text", "gemma4_text-alike", "gemma4_text-experts", "gemma4_unified_text"),
         )
     },
@@ -227,6 +227,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "sliding_window": 16,
     },
     "apertus": {},
+    "youtu": {**_LATENT, "num_key_value_heads": 4},
     "gemma4_text": {
         **_GEMMA4,
         **{"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY},

@@ -92,6 +92,7 @@ ARCHITECTURES = {
     "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
     "afmoe": MODEL_ARCH.AFMOE,
     "apertus": MODEL_ARCH.APERTUS,
+    "youtu": MODEL_ARCH.DEEPSEEK2,
     "gemma4_text": MODEL_ARCH.GEMMA4,
     "gemma4_unified_text": MODEL_ARCH.GEMMA4,
     "mamba": MODEL_ARCH.MAMBA,
@@ -284,7 +285,7 @@ def _settings(config: Any) -> dict[str, Any]:
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", getattr(config, "logit_scale", None)),
         **_routing(config),
-        **(_latents(config) if family.startswith("deepseek") or family == "glm4_moe_lite" else {}),
+        **(_latents(config) if family.startswith("deepseek") or family in ("glm4_moe_lite", "youtu") else {}),
         **hybrid_settings(config),
         **further_settings(config),
         "use_parallel_residual": True if family == "stablelm" else None,  # as of a config that does not have it

@@ -97,6 +97,12 @@ def further_settings(config: Any) -> dict[str, Any]:
         }
     if family.startswith("gemma4"):
         return _gemma4(config)
+    if family == "youtu":
+        return {
+            "expert_feed_forward_length": config.intermediate_size,
+            "expert_shared_count": 0,
+            "leading_dense_block_count": config.num_hidden_layers,
+        }
     if family == "granitemoeshared":
         return {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     if family == "phimoe":

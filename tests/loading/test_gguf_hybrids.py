@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import MODEL_ARCH, GGMLQuantizationType
 from transformers import AutoModelForCausalLM
 
 from helpers.gguf_cases import HYBRIDS, assert_same_model, built, logits, open_case, read_model
-from helpers.gguf_families import dequantise, save_family
+from helpers.gguf_families import ARCHITECTURES, dequantise, save_family
 from helpers.models import prompt
 from selfspec import Engine
 from selfspec.errors import ModelLoadError, SelfSpecError, SelfSpecWarning, UnsupportedModelError
@@ -20,6 +20,7 @@ from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_tensors import find_parameters
 from selfspec.loading.without_weights import build_on_meta
+from selfspec.runtimes.packed import LowBitLinear
 
 NEW_TOKENS = 24
 RUN = pytest.mark.parametrize("case", [case for case in HYBRIDS if "-" not in case])
@@ -56,6 +57,17 @@ def test_weights_of_few_bits_are_unpacked_with_a_warning(tmp_path: Path) -> None
     expected = read_model(GgufFile.open(path))
     ids = prompt(40)
     assert torch.equal(logits(found, ids), logits(expected, ids))
+
+
+@pytest.mark.parametrize(("case", "packed"), [("mistral", True), ("youtu", False), ("deepseek_v2", True)])
+def test_a_family_that_files_call_as_another_one_has_a_row_of_its_own(
+    case: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case == "mistral":
+        monkeypatch.setitem(ARCHITECTURES, "mistral", MODEL_ARCH.MISTRAL3)
+    path = save_family(built(case), tmp_path / "model.gguf", quantised=GGMLQuantizationType.F16)
+    projection = read(path).model.layers[0].self_attn.o_proj
+    assert isinstance(projection, LowBitLinear) == packed
 
 
 def test_plain_weights_need_no_warning(tmp_path: Path) -> None:

@@ -63,8 +63,9 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
 
 def has_row(metadata: Mapping[str, Any]) -> bool:
     """Whether the family of a file has a row of the table of families; else its weights become numbers of the dtype."""
-    family = FAMILIES.get(str(metadata.get("general.architecture")))
-    return family is None or family.model_type in ROWS
+    if str(metadata.get("general.architecture")) not in FAMILIES:
+        return True
+    return _choose_family(Settings(metadata)).model_type in ROWS
 
 
 def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
@@ -76,8 +77,13 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
             f"the family '{settings.architecture[:40]}' of this GGUF file is not supported; supported are "
             f"{', '.join(FAMILIES)}"
         )
-    is_other, other = OTHERS.get(settings.architecture, (None, None))
-    return other if is_other and other and is_other(settings) else FAMILIES[settings.architecture]
+    return _choose_family(settings)
+
+
+def _choose_family(settings: Settings) -> GgufFamily:
+    """The family of a file among those that it may mean."""
+    others = (family for name, holds, family in OTHERS if name == settings.architecture and holds(settings))
+    return next(others, FAMILIES[settings.architecture])
 
 
 def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: GgufFamily) -> Header:

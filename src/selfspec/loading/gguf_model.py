@@ -74,7 +74,8 @@ def read_gguf(
         check_file(expected, path)
     with GgufFile.open(path) as file:
         no_kernels, available = _why_no_kernels(), available_bytes()
-        unpacks = packed and not has_row(file.metadata)
+        with naming(f"cannot load '{path}'"):
+            unpacks = packed and not has_row(file.metadata)
         packed = packed and no_kernels is None and not unpacks
         chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file, packed=packed)
         keeps = packed and chosen in DTYPES

@@ -115,6 +115,14 @@ def _deepseek2(header: Header) -> dict[str, Any]:
     return {**routed(header), **read_latents(header.settings), **read_softmax_mixture(header.settings)}
 
 
+def _youtu(header: Header) -> dict[str, Any]:
+    settings = header.settings
+    settings.get("expert_feed_forward_length")  # that of the MLPs
+    if settings.integer("leading_dense_block_count", header.layers) != header.layers:
+        raise refused("this GGUF file has attention to latents and layers with experts, but says of no experts")
+    return {**read_latents(settings), "rope_interleave": True}
+
+
 def _deepseek3(header: Header) -> dict[str, Any]:
     return {**routed(header), **read_latents(header.settings), **read_mixture(header.settings)}
 
@@ -267,21 +275,24 @@ FAMILIES = {
 }
 """By ``general.architecture``."""
 
-OTHERS: dict[str, tuple[Callable[[Settings], bool], GgufFamily]] = {
-    "llama": (lambda settings: _has(settings, "expert_count"), GgufFamily("mixtral", experts, interleaved=True)),
-    "deepseek2": (has_sigmoids, GgufFamily("deepseek_v3", _deepseek3, change_rope=scale_yarn, latent=True)),
-    "olmo2": (
+OTHERS: tuple[tuple[str, Callable[[Settings], bool], GgufFamily], ...] = (
+    ("llama", lambda settings: _has(settings, "expert_count"), GgufFamily("mixtral", experts, interleaved=True)),
+    ("deepseek2", has_sigmoids, GgufFamily("deepseek_v3", _deepseek3, change_rope=scale_yarn, latent=True)),
+    ("deepseek2", lambda settings: not _has(settings, "expert_count"), GgufFamily("youtu", _youtu, latent=True)),
+    (
+        "olmo2",
         lambda settings: _has(settings, "attention.sliding_window"),
         GgufFamily("olmo3", _olmo3, modules=_AFTER_ATTENTION, rope_by_layer_type=True),
     ),
-    "granitemoe": (
+    (
+        "granitemoe",
         lambda settings: _has(settings, "expert_shared_feed_forward_length"),
         GgufFamily("granitemoeshared", _granite_shared, interleaved=True),
     ),
-    "mamba": (lambda settings: settings.get("ssm.dt_b_c_rms") is True, FALCON_MAMBA),
-    "mistral3": (lambda settings: "attention.temperature_scale" not in settings, FAMILIES["llama"]),
-}
-"""Families that files do not name apart from another one, and how to know them."""
+    ("mamba", lambda settings: settings.get("ssm.dt_b_c_rms") is True, FALCON_MAMBA),
+    ("mistral3", lambda settings: "attention.temperature_scale" not in settings, FAMILIES["llama"]),
+)
+"""Families that files do not name apart from another one: what files call both, how to know one, and its row."""
 
 _ALIKE = {
     **dict.fromkeys(("mistral", "iquestcoder", "internlm3"), "llama"),
@@ -291,7 +302,7 @@ _ALIKE = {
 }
 """What files call families that compute the same as another one."""
 
-_ALL = [*FAMILIES.items(), *((name, family) for name, (_, family) in OTHERS.items())]
+_ALL = [*FAMILIES.items(), *((name, family) for name, _, family in OTHERS)]
 _NAMES = {**{family.model_type: name for name, family in reversed(_ALL)}, **_ALIKE}
 
 BY_MODEL_TYPE = {family.model_type: family for _, family in _ALL}

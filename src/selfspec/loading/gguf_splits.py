@@ -72,6 +72,13 @@ _QWEN2 = replace(_ONE_DIGIT, composes=True)
 _QWEN35 = Splitting((_words(_DIGIT, r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"),), composes=True)
 _TEKKEN = Splitting((_cased_words("", _DIGIT),), ignore_merges=True, adds_bos=True)
 _O200K = Splitting((_cased_words(f"{_CONTRACTIONS}?", _THREE_DIGITS),))
+_YOUTU = Splitting(
+    (
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+        _cased_words(f"{_CONTRACTIONS}?", _DIGIT),
+    ),
+    ignore_merges=True,
+)
 _DEEPSEEK_CODER = Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, _DIGIT))
 _DEEPSEEK_LLM = Splitting(
     (r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _IDEOGRAPHS, _DIGIT)
@@ -104,6 +111,7 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_QWEN35, ("qwen35",)),
     (_TEKKEN, ("tekken",)),
     (_O200K, ("gpt-4o", "llama4", "kanana2")),
+    (_YOUTU, ("youtu",)),
     (_DEEPSEEK_CODER, ("deepseek-coder",)),
     (_DEEPSEEK_LLM, ("deepseek-llm",)),
     (_DEEPSEEK3, ("deepseek-v3", "hunyuan-dense")),
