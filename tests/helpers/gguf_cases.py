@@ -98,6 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
             *("olmo-clipped", "exaone", "llama4_text", "ministral3", "hunyuan_v1_moe", "granitemoeshared"),
             *("granitemoehybrid", "granitemoehybrid-dense", "mamba", "falcon_mamba", "mamba2", "jamba"),
             *("jamba-dense", "minicpm3", "glm4_moe_lite", "afmoe", "apertus", "youtu"),
+            *("granite_swa", "granitemoe_swa", "granitemoe_swa-alone"),
             *("gemma4_text", "gemma4_text-alike", "gemma4_text-experts", "gemma4_unified_text"),
         )
     },
@@ -139,6 +140,11 @@ _GRANITE = {
     "attention_multiplier": 0.2,
     "logits_scaling": 0.5,
     "shared_intermediate_size": 48,
+}
+_GRANITE_SWA = {
+    **{name: value for name, value in _GRANITE.items() if name != "shared_intermediate_size"},
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
+    "sliding_window": 16,
 }
 _GRANITE_HYBRID = {
     **_GRANITE,
@@ -205,6 +211,14 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         },
     },
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
+    "granite_swa": {**_GRANITE_SWA, "layer_rope_theta": [0.0, 1000.0, 1000.0] * 2},
+    "granitemoe_swa": {
+        **_GRANITE_SWA,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+    },
+    "granitemoe_swa-alone": {**_GRANITE_SWA, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoeshared": {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoehybrid": {**_GRANITE_HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoehybrid-dense": {

@@ -93,6 +93,8 @@ ARCHITECTURES = {
     "afmoe": MODEL_ARCH.AFMOE,
     "apertus": MODEL_ARCH.APERTUS,
     "youtu": MODEL_ARCH.DEEPSEEK2,
+    "granite_swa": MODEL_ARCH.GRANITE,
+    "granitemoe_swa": MODEL_ARCH.GRANITE_MOE,
     "gemma4_text": MODEL_ARCH.GEMMA4,
     "gemma4_unified_text": MODEL_ARCH.GEMMA4,
     "mamba": MODEL_ARCH.MAMBA,
@@ -101,15 +103,29 @@ ARCHITECTURES = {
 }
 """By ``config.model_type``."""
 
-_NEWER = {"mellum": "mellum", "hy_v3": "hy-v3"}
+_NEWER = {
+    "mellum": "mellum",
+    "hy_v3": "hy-v3",
+    "granite_swa": "granite_swa",
+    "granitemoe_swa": "granite_swa",
+}
 """What files call families that the package ``gguf`` does not have yet; names of tensors are those of another one."""
 
-_PATTERNS = ("exaone4", "olmo3", "exaone_moe", "mellum")
+_PATTERNS = ("exaone4", "olmo3", "exaone_moe", "mellum", "granite_swa", "granitemoe_swa")
 """Families whose files say which layers have a window."""
 
 _PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "arcee"),
-    *("granitemoeshared", "granitemoehybrid", "ministral3", "olmo", "iquestcoder", "internlm3"),
+    *(
+        "granite_swa",
+        "granitemoe_swa",
+        "granitemoeshared",
+        "granitemoehybrid",
+        "ministral3",
+        "olmo",
+        "iquestcoder",
+        "internlm3",
+    ),
 )
 
 

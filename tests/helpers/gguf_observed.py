@@ -12,6 +12,10 @@ _SEPARATE = ("gpt2", "gpt_bigcode", "gpt_neox", "bloom", "mpt", "falcon", "phi")
 """Families whose converters write all settings themselves."""
 
 
+_FUSED = {"shared_mlp.input_linear": "ffn_up_shexp", "mlp.experts.gate_up_proj": "ffn_gate_up_exps"}
+"""What files of Granite with windows and experts have as one tensor."""
+
+
 def observed_settings(config: Any) -> dict[str, Any] | None:
     """All settings of a family whose converter writes them itself; ``None`` for another one."""
     family = config.model_type
@@ -97,6 +101,11 @@ def further_settings(config: Any) -> dict[str, Any]:
         }
     if family.startswith("gemma4"):
         return _gemma4(config)
+    if family in ("granite_swa", "granitemoe_swa"):
+        return {
+            "attention.rope_pattern": [base > 0 for base in config.layer_rope_theta],
+            "expert_shared_feed_forward_length": getattr(config, "shared_intermediate_size", None),
+        }
     if family == "youtu":
         return {
             "expert_feed_forward_length": config.intermediate_size,
@@ -171,6 +180,10 @@ def observed_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[s
         return iter([])
     if family.startswith("gemma4") and (found := _gemma4_tensor(name)) is not None:
         return iter([(found, values)])
+    if family == "granitemoe_swa" and (part := _FUSED.get(module.partition(".layers.")[2].partition(".")[2])):
+        return iter([(f"blk.{name.split('.')[2]}.{part}.weight", values)])
+    if name.endswith(".sinks.weight"):
+        return iter([(f"blk.{name.split('.')[2]}.attn_sinks.weight", values)])
     if ".shared_mlp.input_linear" in name:
         return _shared(name, values, config)
     if ".shared_mlp.output_linear" in name and not config.num_local_experts:

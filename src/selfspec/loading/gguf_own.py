@@ -67,6 +67,26 @@ def _granite(header: Header) -> dict[str, Any]:
     return {**biases_and_mlp(header), **multipliers(header)}
 
 
+def _granite_swa(header: Header) -> dict[str, Any]:
+    settings, name = header.settings, "attention.rope_pattern"
+    rotates = settings.by_layer(name) if name in settings else [1] * header.layers
+    if len(rotates) != header.layers:
+        raise damaged(f"{settings.key(name)} of this GGUF file has {len(rotates)} entries for {header.layers} layers")
+    base = settings.number("rope.freq_base", 10000.0)
+    return {
+        **_granite(header),
+        **windows(header, default=0, period=4),
+        "layer_rope_theta": [base if each else 0.0 for each in rotates],
+    }
+
+
+def _granite_moe_swa(header: Header) -> dict[str, Any]:
+    values = _granite_swa(header)
+    del values["mlp_bias"]
+    shared = header.settings.integer("expert_shared_feed_forward_length", 0)
+    return {**values, **experts(header), "shared_intermediate_size": shared}
+
+
 def _gemma2(header: Header) -> dict[str, Any]:
     return {
         **_gemma(header, largest=46),
@@ -221,6 +241,7 @@ _AFTER_ATTENTION = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _BEFORE_MLP = {"post_attention_layernorm": "post_attention_norm"}
+_SHARED_TOGETHER = {"shared_mlp.input_linear": "ffn_up_shexp"}
 _SANDWICH = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
 
@@ -253,6 +274,7 @@ FAMILIES = {
     "arcee": GgufFamily("arcee", biases_and_mlp, interleaved=True),
     "gemma": GgufFamily("gemma", norms_plus_one=True),
     "granite": GgufFamily("granite", _granite, interleaved=True),
+    "granite_swa": GgufFamily("granite_swa", _granite_swa, interleaved=True),
     "gemma2": GgufFamily("gemma2", _gemma2, modules=_AFTER_ATTENTION, norms_plus_one=True),
     "gemma3": GgufFamily(
         "gemma3_text",
@@ -288,6 +310,11 @@ OTHERS: tuple[tuple[str, Callable[[Settings], bool], GgufFamily], ...] = (
         "granitemoe",
         lambda settings: _has(settings, "expert_shared_feed_forward_length"),
         GgufFamily("granitemoeshared", _granite_shared, interleaved=True),
+    ),
+    (
+        "granite_swa",
+        lambda settings: _has(settings, "expert_count"),
+        GgufFamily("granitemoe_swa", _granite_moe_swa, modules=_SHARED_TOGETHER, interleaved=True),
     ),
     ("mamba", lambda settings: settings.get("ssm.dt_b_c_rms") is True, FALCON_MAMBA),
     ("mistral3", lambda settings: "attention.temperature_scale" not in settings, FAMILIES["llama"]),
