@@ -99,6 +99,8 @@ CASES: dict[str, dict[str, Any]] = {
             *("granitemoehybrid", "granitemoehybrid-dense", "mamba", "falcon_mamba", "mamba2", "jamba"),
             *("jamba-dense", "minicpm3", "glm4_moe_lite", "afmoe", "apertus", "youtu"),
             *("granite_swa", "granitemoe_swa", "granitemoe_swa-alone"),
+            *("cohere2_moe", "cohere2_moe-softmax", "mimo_v2_flash", "sarvam_moe", "sarvam_moe-groups", "laguna"),
+            "laguna-whole",
             *("gemma4_text", "gemma4_text-alike", "gemma4_text-experts", "gemma4_unified_text"),
         )
     },
@@ -178,6 +180,27 @@ _GEMMA4 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+_COHERE2_MOE = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "intermediate_size": 32, "sliding_window": 16},
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
+    "tie_word_embeddings": True,
+}
+_SARVAM = {
+    **{"head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    **{"n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.0},
+}
+_LAGUNA = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "moe_intermediate_size": 32},
+    **{"shared_expert_intermediate_size": 48, "moe_routed_scaling_factor": 2.5, "sliding_window": 16},
+    "rope_parameters": {
+        "full_attention": {
+            **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 256},
+            "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    },
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_inner": 256, "tie_word_embeddings": True},
     "gpt_bigcode": {"n_inner": 256, "tie_word_embeddings": True, "num_key_value_heads": 1},
@@ -239,6 +262,37 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         **{"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         **{"num_shared_experts": 1, "num_dense_layers": 1, "route_scale": 1.5, "mup_enabled": True},
         "sliding_window": 16,
+    },
+    "cohere2_moe": {
+        **_COHERE2_MOE,
+        **{"expert_selection_fn": "sigmoid", "num_shared_experts": 2, "rms_norm_eps": None},
+        "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4,
+        "prefix_dense_intermediate_size": 80,
+    },
+    "cohere2_moe-softmax": {
+        **_COHERE2_MOE,
+        **{"expert_selection_fn": "softmax", "rms_norm_eps": 1e-6, "prefix_dense_intermediate_size": None},
+    },
+    "sarvam_moe": _SARVAM,
+    "sarvam_moe-groups": {
+        **_SARVAM,
+        **{"n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+    },
+    "laguna": {
+        **_LAGUNA,
+        "num_attention_heads_per_layer": [4, 8, 8, 8, 4, 8],
+        "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention", "sliding_attention"],
+    },
+    "laguna-whole": {**_LAGUNA, "gating": "per-element", "sliding_window": 0},
+    "mimo_v2_flash": {
+        **{"head_dim": 32, "v_head_dim": 16, "sliding_window": 16, "attention_value_scale": 0.707},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        },
     },
     "apertus": {},
     "youtu": {**_LATENT, "num_key_value_heads": 4},

@@ -17,7 +17,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from helpers.gguf_hybrids import CONVOLUTIONS, DELTA_NETS, RECURRENT, hybrid_settings, hybrid_tensors
-from helpers.gguf_observed import activation_settings, further_settings, observed_settings, observed_tensors
+from helpers.gguf_observed import (
+    activation_settings,
+    bailing_projections,
+    further_settings,
+    observed_settings,
+    observed_tensors,
+)
 from helpers.k_quants import quantise_k
 from selfspec.loading.gguf_file import GgufTensor
 
@@ -91,6 +97,10 @@ ARCHITECTURES = {
     "granitemoeshared": MODEL_ARCH.GRANITE_MOE,
     "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
     "afmoe": MODEL_ARCH.AFMOE,
+    "cohere2_moe": MODEL_ARCH.DOTS1,
+    "mimo_v2_flash": MODEL_ARCH.MIMO2,
+    "sarvam_moe": MODEL_ARCH.BAILINGMOE2,
+    "laguna": MODEL_ARCH.STEP35,
     "apertus": MODEL_ARCH.APERTUS,
     "youtu": MODEL_ARCH.DEEPSEEK2,
     "granite_swa": MODEL_ARCH.GRANITE,
@@ -106,6 +116,8 @@ ARCHITECTURES = {
 _NEWER = {
     "mellum": "mellum",
     "hy_v3": "hy-v3",
+    "cohere2_moe": "cohere2moe",
+    "laguna": "laguna",
     "granite_swa": "granite_swa",
     "granitemoe_swa": "granite_swa",
 }
@@ -338,7 +350,7 @@ def _routing(config: Any) -> dict[str, Any]:
             "expert_weights_scale": config.router_scaling_factor,
             "expert_weights_norm": True,
         }
-    if config.model_type == "mellum" or not hasattr(config, "n_routed_experts"):
+    if config.model_type in ("mellum", "mimo_v2_flash") or not hasattr(config, "n_routed_experts"):
         return {}
     return {
         "expert_count": config.n_routed_experts,
@@ -443,6 +455,8 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, npt.NDArray[np.float
         else:
             module, _, kind = name.rpartition(".")
             yield f"{names.get_name(module)}.{kind}", _stored(name, values, config)
+    if config.model_type == "sarvam_moe":
+        yield from bailing_projections(model)
     for name, parts in norms.items():
         yield f"{names.get_name(name)}.weight", np.stack(parts)
     yield from _rope_tensors(config)

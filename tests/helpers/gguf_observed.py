@@ -99,6 +99,14 @@ def further_settings(config: Any) -> dict[str, Any]:
             "expert_gating_func": 2,
             "attention.sliding_window": config.sliding_window,
         }
+    if family == "laguna":
+        return _laguna(config)
+    if family == "sarvam_moe":
+        return {"expert_shared_feed_forward_length": config.moe_intermediate_size, "nextn_predict_layers": 0}
+    if family == "mimo_v2_flash":
+        return _mimo(config)
+    if family == "cohere2_moe":
+        return _cohere2_moe(config)
     if family.startswith("gemma4"):
         return _gemma4(config)
     if family in ("granite_swa", "granitemoe_swa"):
@@ -123,6 +131,54 @@ def further_settings(config: Any) -> dict[str, Any]:
         clip = config.clip_qkv
         return {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": None if clip is None else float(clip)}
     return {"rope.scaling.type": "none"} if family == "cohere" else {}
+
+
+def _cohere2_moe(config: Any) -> dict[str, Any]:
+    shared = config.num_shared_experts
+    return {
+        "feed_forward_length": config.prefix_dense_intermediate_size,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_shared_count": shared or None,
+        "expert_shared_feed_forward_length": shared * config.intermediate_size or None,
+        "expert_gating_func": {"softmax": 1, "sigmoid": 2}[config.expert_selection_fn],
+        "expert_weights_norm": config.norm_topk_prob,
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+        "rope.scaling.type": "none",
+    }
+
+
+def _mimo(config: Any) -> dict[str, Any]:
+    sliding = [int(kind == "sliding_attention") for kind in config.layer_types]
+    ropes = config.rope_parameters
+    return {
+        "attention.head_count_kv": [config.num_key_value_heads * (1 + each) for each in sliding],
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": sliding,
+        "attention.value_length": config.v_head_dim,
+        "attention.value_scale": config.attention_value_scale,
+        "expert_count": config.n_routed_experts,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "expert_gating_func": 2,
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+    }
+
+
+def _laguna(config: Any) -> dict[str, Any]:
+    local = config.rope_parameters["sliding_attention"]
+    return {
+        "attention.head_count": config.num_attention_heads_per_layer,
+        "attention.sliding_window": config.sliding_window or None,
+        "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        "expert_weights_norm": True,
+        "expert_weights_scale": config.moe_routed_scaling_factor,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+        "rope.freq_base_swa": local["rope_theta"],
+        "rope.dimension_count_swa": int(config.head_dim * local["partial_rotary_factor"]),
+    }
 
 
 def _gemma4(config: Any) -> dict[str, Any]:
@@ -160,6 +216,13 @@ def activation_settings(model: Any) -> dict[str, Any]:
     return {f"xielu.{name}": [getattr(layer, name).item() for layer in layers] for name in names}
 
 
+def bailing_projections(model: Any) -> Iterator[tuple[str, Values]]:
+    """The joined projections of queries, keys and values."""
+    for index, layer in enumerate(model.model.layers):
+        parts = [getattr(layer.self_attn, f"{part}_proj").weight.detach().numpy() for part in "qkv"]
+        yield f"blk.{index}.attn_qkv.weight", np.concatenate(parts)
+
+
 def observed_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[str, Values]] | None:
     """A parameter as files have it, by transformers' names or those that converters make; ``None`` for others."""
     family, (module, _, kind) = config.model_type, name.rpartition(".")
@@ -178,6 +241,10 @@ def observed_tensors(name: str, values: Values, config: Any) -> Iterator[tuple[s
         return zip(parts, halves, strict=True)
     if ".act_fn." in name:  # settings in files
         return iter([])
+    if family == "sarvam_moe" and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+        return iter([])  # joined in checkpoints and files
+    if family == "sarvam_moe" and name.endswith("e_score_correction_bias"):
+        return iter([(f"blk.{name.split('.')[2]}.exp_probs_b.bias", values - values.mean())])
     if family.startswith("gemma4") and (found := _gemma4_tensor(name)) is not None:
         return iter([(found, values)])
     if family == "granitemoe_swa" and (part := _FUSED.get(module.partition(".layers.")[2].partition(".")[2])):

@@ -25,16 +25,20 @@ def has_sigmoids(settings: Settings) -> bool:
 
 def read_mixture(settings: Settings) -> dict[str, Any]:
     """The settings of a mixture with shared experts, but for the number of its experts."""
-    groups = settings.integer("expert_group_count", 1) or 1
     return {
         "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
         "n_shared_experts": settings.integer("expert_shared_count", 0),
         "first_k_dense_replace": settings.integer("leading_dense_block_count", 0),
         "routed_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,
         "norm_topk_prob": bool(settings.get("expert_weights_norm")),
-        "n_group": groups,
-        "topk_group": settings.integer("expert_group_used_count", groups) or groups,
+        **read_groups(settings),
     }
+
+
+def read_groups(settings: Settings) -> dict[str, int]:
+    """The groups of experts, and of how many a row uses some."""
+    groups = settings.integer("expert_group_count", 1) or 1
+    return {"n_group": groups, "topk_group": settings.integer("expert_group_used_count", groups) or groups}
 
 
 def read_softmax_mixture(settings: Settings) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_family import GgufFamily, Header
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_own import FAMILIES, OTHERS
-from selfspec.loading.gguf_rope import read_rope
+from selfspec.loading.gguf_rope import read_rope, rotated_share
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 from selfspec.model.families import FAMILIES as ROWS
 from selfspec.model.families import find_family, require_row
@@ -101,7 +101,10 @@ def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: 
             f"this GGUF file has {settings.key('nextn_predict_layers')} = {later}, but its last blocks have no "
             f"projection (nextn.eh_proj) that heads have"
         )
-    heads = settings.integer("attention.head_count", most=_MOST_HEADS)
+    if family.own_heads:
+        heads = min(settings.largest("attention.head_count"), _MOST_HEADS)
+    else:
+        heads = settings.integer("attention.head_count", most=_MOST_HEADS)
     if not family.attends and not heads:
         return Header(settings, tensors, layers, hidden, 0, 0, 0)
     if family.latent:
@@ -113,7 +116,7 @@ def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: 
         groups = min(settings.largest("attention.head_count_kv"), _MOST_HEADS)
     else:
         groups = settings.integer("attention.head_count_kv", heads, most=_MOST_HEADS)
-    value_dim = settings.integer("attention.value_length", head_dim)
+    value_dim = head_dim if family.own_heads else settings.integer("attention.value_length", head_dim)
     if not heads or not groups or heads % groups or not head_dim or value_dim != head_dim:
         raise refused(
             f"the attention of this GGUF file is not supported: {heads} heads of {head_dim} entries for keys, {groups} "
@@ -157,7 +160,12 @@ def _read_rope(family: GgufFamily, header: Header, context: int) -> dict[str, An
     if not family.rope_by_layer_type:
         return rope
     base = settings.number("rope.freq_base_swa", family.local_base or rope["rope_theta"])
-    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": base}}
+    local = {"rope_type": "default", "rope_theta": base}
+    if family.partial_rope:
+        rotated = round(rope["partial_rotary_factor"] * header.head_dim)
+        rotated = settings.integer("rope.dimension_count_swa", rotated)
+        local["partial_rotary_factor"] = rotated_share(rotated, header.head_dim)
+    return {"full_attention": rope, "sliding_attention": local}
 
 
 def _read_width(family: GgufFamily, settings: Settings) -> int:

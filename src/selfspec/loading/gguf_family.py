@@ -77,6 +77,7 @@ class GgufFamily:
         change_rope: reads further settings of it.
         latent: attention is to latents.
         varies: layers may have no heads of keys or no MLP.
+        own_heads: reads itself how many heads each layer has, and how large values are.
         order_outputs: gives, for a config, the outputs of tensors in transformers' order, by name, where it differs.
         order_inputs: the same of inputs.
     """
@@ -99,6 +100,7 @@ class GgufFamily:
     change_rope: Callable[[Settings, dict[str, Any]], dict[str, Any]] = lambda _, rope: rope
     latent: bool = False
     varies: bool = False
+    own_heads: bool = False
     order_outputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}
     order_inputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}
 

@@ -17,6 +17,7 @@ from selfspec.loading.gguf_family import (
     windows,
 )
 from selfspec.loading.gguf_hybrids import FALCON_MAMBA, HYBRIDS
+from selfspec.loading.gguf_mixtures import COHERE2_MOE_RMS, MIXTURES, has_rms
 from selfspec.loading.gguf_observed import OBSERVED
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
@@ -293,6 +294,7 @@ FAMILIES = {
     "deepseek2": GgufFamily("deepseek_v2", _deepseek2, change_rope=scale_yarn, latent=True),
     "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", rms=False, partial_rope=True),
     **OBSERVED,
+    **MIXTURES,
     **HYBRIDS,
 }
 """By ``general.architecture``."""
@@ -317,6 +319,7 @@ OTHERS: tuple[tuple[str, Callable[[Settings], bool], GgufFamily], ...] = (
         GgufFamily("granitemoe_swa", _granite_moe_swa, modules=_SHARED_TOGETHER, interleaved=True),
     ),
     ("mamba", lambda settings: settings.get("ssm.dt_b_c_rms") is True, FALCON_MAMBA),
+    ("cohere2moe", has_rms, COHERE2_MOE_RMS),
     ("mistral3", lambda settings: "attention.temperature_scale" not in settings, FAMILIES["llama"]),
 )
 """Families that files do not name apart from another one: what files call both, how to know one, and its row."""

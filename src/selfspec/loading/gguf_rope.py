@@ -50,12 +50,9 @@ def read_rope(
     """
     base = settings.number("rope.freq_base", _DEFAULT_BASE)
     rotated = settings.integer("rope.dimension_count", head_dim)
-    share = rotated / head_dim
-    if base <= 1 or not 0 < share <= 1 or rotated % 2 or int(head_dim * share) != rotated:
-        raise refused(
-            f"this GGUF file rotates {rotated} of the {head_dim} entries of a head with base {base:g}, which is not "
-            f"supported"
-        )
+    share = rotated_share(rotated, head_dim)
+    if base <= 1:
+        raise refused(f"this GGUF file has a rope with base {base:g}, which is not supported")
     if rotated != head_dim and not partial:
         raise refused(
             f"this GGUF file has {settings.key('rope.dimension_count')} {rotated}, but models of this family rotate "
@@ -63,6 +60,18 @@ def read_rope(
         )
     rope: dict[str, Any] = {"rope_theta": base, **({"partial_rotary_factor": share} if partial else {})}
     return rope | _read_scaling(settings, tensors, base, rotated, context)
+
+
+def rotated_share(rotated: int, head_dim: int) -> float:
+    """The share of a head's entries that are rotated.
+
+    Raises:
+        UnsupportedModelError: transformers cannot rotate as many.
+    """
+    share = rotated / head_dim
+    if not 0 < share <= 1 or rotated % 2 or int(head_dim * share) != rotated:
+        raise refused(f"this GGUF file rotates {rotated} of the {head_dim} entries of a head, which is not supported")
+    return share
 
 
 def _read_scaling(

@@ -1,0 +1,173 @@
+"""What GGUF files say of further mixtures of experts, which run by transformers' own modules."""
+
+import math
+from typing import Any
+
+from selfspec.loading.gguf_deepseek import has_sigmoids, read_groups, read_mixture
+from selfspec.loading.gguf_family import GgufFamily, Header, biases, experts, require_sigmoids, routed
+from selfspec.loading.gguf_settings import Settings, damaged, refused
+
+_RMS = "attention.layer_norm_rms_epsilon"
+_EPSILON = 1e-5
+"""What norms of Cohere that subtract a mean add to a variance, where these are not computed."""
+
+
+def has_rms(settings: Settings) -> bool:
+    """Whether a file says what norms without a mean add."""
+    return settings.number(_RMS, 0.0) > 0
+
+
+def _windows(header: Header, *, period: int = 0) -> dict[str, Any]:
+    """Which layers have a window: those of a list, or all but every ``period``-th from the first on.
+
+    A list can have entries of blocks after the last layer, too.
+    """
+    settings, name = header.settings, "attention.sliding_window_pattern"
+    window = settings.integer("attention.sliding_window")
+    listed = not period or name in settings
+    sliding = settings.by_layer(name) if listed else [layer % period for layer in range(header.layers)]
+    if not window or len(sliding) < header.layers:
+        raise damaged(
+            f"this GGUF file has windows of {window} tokens, and {settings.key(name)} of {len(sliding)} layers of "
+            f"{header.layers}"
+        )
+    types = ["sliding_attention" if each else "full_attention" for each in sliding[: header.layers]]
+    return {"sliding_window": window, "layer_types": types}
+
+
+def _cohere2_moe(header: Header) -> dict[str, Any]:
+    settings, values = header.settings, experts(header)
+    size, dense = settings.integer("expert_feed_forward_length"), settings.integer("leading_dense_block_count")
+    shared = settings.integer("expert_shared_count", 0)
+    if (together := settings.integer("expert_shared_feed_forward_length", shared * size)) != shared * size:
+        raise refused(f"this GGUF file has experts of {size} and {shared} shared ones of {together} together")
+    sigmoids, normed = not settings.get("expert_gating_func") or has_sigmoids(settings), "expert_weights_norm"
+    norms = bool(settings.get(normed))
+    if not sigmoids and not norms:
+        raise refused(f"this GGUF file has a softmax without {settings.key(normed)}, which transformers always does")
+    return {
+        **_windows(header, period=4),
+        "num_experts": values["num_local_experts"],
+        "num_experts_per_tok": values["num_experts_per_tok"],
+        "num_shared_experts": shared,
+        "shared_expert_combination_strategy": "average",  # llama.cpp has no other
+        "expert_selection_fn": "sigmoid" if sigmoids else "softmax",
+        "norm_topk_prob": norms,
+        "intermediate_size": size,
+        "prefix_dense_intermediate_size": settings.integer("feed_forward_length", 0) or None,
+        "prefix_dense_sliding_window_pattern": 1,  # all dense layers have a rope
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(header.layers)],
+        "logit_scale": settings.number("logit_scale", 0.0) or 1.0,
+        "layer_norm_eps": settings.number("attention.layer_norm_epsilon", _EPSILON),
+        "rms_norm_eps": settings.number(_RMS, 0.0) or None,
+    }
+
+
+COHERE2_MOE_RMS = GgufFamily("cohere2_moe", _cohere2_moe)
+"""Of models whose norms subtract no mean."""
+
+
+def _mimo(header: Header) -> dict[str, Any]:
+    settings, values, windows = header.settings, experts(header), _windows(header)
+    if "expert_gating_func" in settings:
+        require_sigmoids(header)
+    name, kinds = "attention.head_count_kv", windows["layer_types"]
+    groups = settings.by_layer(name)[: header.layers]
+    full = min(groups, default=0)
+    if groups != [full if kind == "full_attention" else 2 * full for kind in kinds]:
+        raise refused(
+            f"this GGUF file has {settings.key(name)} = {groups}, not twice as many where layers have a window"
+        )
+    return {
+        **windows,
+        "num_key_value_heads": full,
+        "v_head_dim": settings.integer("attention.value_length", header.head_dim),
+        "attention_value_scale": settings.number("attention.value_scale", 0.0) or 1.0,
+        "n_routed_experts": values["num_local_experts"],
+        "num_experts_per_tok": values["num_experts_per_tok"],
+        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
+        **read_groups(settings),
+        "norm_topk_prob": True,  # llama.cpp does it always
+        "routed_scaling_factor": 1.0,  # and has no other
+        "mlp_layer_types": ["sparse" if each else "dense" for each in header.layers_with("ffn_gate_inp.weight")],
+    }
+
+
+def _unscaled(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
+    if rope["rope_type"] != "default":
+        raise refused(f"this GGUF file scales its rope as '{rope['rope_type']}', which no model of its family does")
+    return rope
+
+
+def _bailing2(header: Header) -> dict[str, Any]:
+    require_sigmoids(header)
+    settings, values = header.settings, {**routed(header), **read_mixture(header.settings)}
+    size, shared = values["moe_intermediate_size"], values["n_shared_experts"]
+    if shared > 1 or settings.integer("expert_shared_feed_forward_length", size) not in (0, size):
+        raise refused(f"this GGUF file has {shared} shared experts, or one of another width than {size}, not supported")
+    return {**biases(header), **values, "use_qk_norm": True}
+
+
+def _laguna(header: Header) -> dict[str, Any]:
+    require_sigmoids(header)
+    settings, values, size = header.settings, experts(header), header.head_dim
+    name, normed = "attention.head_count", "expert_weights_norm"
+    heads = [header.heads] * header.layers if isinstance(settings.get(name), int) else settings.by_layer(name)
+    value, gate = settings.integer("attention.value_length", size), header.tensors.get("blk.0.attn_gate.weight")
+    fits = len(heads) == header.layers and all(0 < each <= header.heads and each % header.groups == 0 for each in heads)
+    if not fits or value != size or gate is None:
+        raise refused(
+            f"this GGUF file has heads of {size} entries for keys and {value} for values, {settings.key(name)} = "
+            f"{heads}, and a gate of attention of the shape {gate and gate.shape}, which is not supported"
+        )
+    if not settings.get(normed):
+        raise refused(f"this GGUF file does not have {settings.key(normed)}, which transformers always does")
+    dense = settings.integer("leading_dense_block_count")
+    no_window = {"sliding_window": 0, "layer_types": ["full_attention"] * header.layers}
+    return {
+        **(_windows(header, period=4) if settings.integer("attention.sliding_window", 0) else no_window),
+        "num_attention_heads": heads[0],
+        "num_attention_heads_per_layer": heads,
+        "gating": True if gate.shape[0] == heads[0] else "per-element",
+        "num_experts": values["num_local_experts"],
+        "num_experts_per_tok": values["num_experts_per_tok"],
+        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(header.layers)],
+    }
+
+
+def _usual_yarn(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
+    """A rope whose cosine and sine YaRN multiplies by what follows from its factor, as llama.cpp always does."""
+    name = "rope.scaling.yarn_attn_factor"
+    usual = 0.1 * math.log(rope["factor"]) + 1 if rope["rope_type"] == "yarn" else 1.0
+    if not math.isclose(given := settings.number(name, usual), usual, rel_tol=1e-5):
+        raise refused(f"this GGUF file has {settings.key(name)} = {given:g}, which llama.cpp takes to be {usual:g}")
+    return rope
+
+
+MIXTURES = {
+    "bailingmoe2": GgufFamily("sarvam_moe", _bailing2, partial_rope=True),
+    "cohere2moe": GgufFamily("cohere2_moe", _cohere2_moe, norm="layer_norm_eps", rms=False),
+    "mimo2": GgufFamily(
+        "mimo_v2_flash",
+        _mimo,
+        partial_rope=True,
+        rope_by_layer_type=True,
+        local_base=10000.0,
+        change_rope=_unscaled,
+        varies=True,
+        own_heads=True,
+    ),
+    "laguna": GgufFamily(
+        "laguna",
+        _laguna,
+        modules={"self_attn.g_proj": "attn_gate"},
+        partial_rope=True,
+        rope_by_layer_type=True,
+        change_rope=_usual_yarn,
+        own_heads=True,
+    ),
+}
+"""By ``general.architecture``."""
