@@ -77,6 +77,23 @@ def test_plain_weights_need_no_warning(tmp_path: Path) -> None:
     assert found.config.model_type == "lfm2"
 
 
+def test_blocks_that_predict_later_tokens_are_passed_over_where_they_are_like_no_layer(tmp_path: Path) -> None:
+    """MiMo's have windows and no experts."""
+    config: Any = built("mimo_v2_flash").config
+    sliding = [int(kind == "sliding_attention") for kind in config.layer_types] + [1] * 3
+    settings = {
+        "block_count": len(sliding),
+        "nextn_predict_layers": 3,
+        "attention.sliding_window_pattern": sliding,
+        "attention.head_count_kv": [config.num_key_value_heads * (1 + each) for each in sliding],
+    }
+    size = config.hidden_size
+    names = [f"blk.{block}.nextn.eh_proj.weight" for block in range(config.num_hidden_layers, len(sliding))]
+    more = {name: np.ones((size, 2 * size), np.float32) for name in names}
+    found = read(save_family(built("mimo_v2_flash"), tmp_path / "model.gguf", settings=settings, tensors=more))
+    assert torch.equal(logits(found, prompt(40)), logits(built("mimo_v2_flash"), prompt(40)))
+
+
 def test_older_files_have_one_tensor_for_the_input_of_delta_nets(tmp_path: Path) -> None:
     state = built("qwen3_next").state_dict()
     linear = [name for name in state if name.endswith("in_proj_qkvz.weight")]

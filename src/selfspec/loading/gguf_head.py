@@ -49,19 +49,19 @@ class GgufHead:
     def find(
         cls, file: GgufFile, model: "PreTrainedModel", values: Callable[[GgufTensor], npt.NDArray[np.float32]]
     ) -> "GgufHead | None":
-        """The first head in the file of a model; ``None`` where there is none."""
+        """The first head in the file of a model; ``None`` where there is none, or where it is like no layer."""
+        family = BY_MODEL_TYPE[model.config.model_type]
         layers = int(model.config.num_hidden_layers)
         block, prefix = f"blk.{layers}.", f"model.layers.{layers}."
-        if f"{block}nextn.eh_proj.weight" not in file.tensors:
+        if family.own_heads or f"{block}nextn.eh_proj.weight" not in file.tensors:
             return None
         sources, shapes = find_next_layer(file.tensors, model)
-        plus_one = BY_MODEL_TYPE[model.config.model_type].norms_plus_one
         for name, tensor in _OWN.items():
             if (full := f"{block}{tensor}.weight") not in file.tensors:
                 full = "output_norm.weight" if name == "shared_head.norm" else full
             if full not in file.tensors:
                 raise damaged(f"the tensor {full} of the multi-token-prediction head is missing")
-            change = subtract_one if plus_one and name.endswith("norm") else None
+            change = subtract_one if family.norms_plus_one and name.endswith("norm") else None
             sources[f"{prefix}{name}.weight"] = Source((full,), change=change)
             shapes[f"{prefix}{name}.weight"] = file.tensors[full].shape
         return cls(file.path, sources, shapes, values)
