@@ -91,6 +91,31 @@ _DEEPSEEK3 = Splitting(
         rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
     )
 )
+_EXAONE_MOE = Splitting(
+    (
+        rf"{_CONTRACTIONS}|{_LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{_DIGIT}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+_JAIS2 = Splitting(
+    (
+        rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|{_THREE_DIGITS}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+        + "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+        + r"\s",
+    )
+)
+_LAGUNA = Splitting((r"[^\n]+|\n+", *_ONE_DIGIT.patterns))
+_BAILING = Splitting(
+    (rf"'(?i:[sdmt]|ll|ve|re)|{_LEAD}\p{{L}}+|{_DIGIT}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
+)
+_TINY_AYA = Splitting((r"\d{1,3}(?=(?:\d{3})*\b)", *_O200K.patterns))
+_AFMOE = Splitting(
+    (
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+        _DEEPSEEK3.patterns[-1],
+    )
+)
 _FALCON = Splitting((r"[\p{P}$+<=>^~|`]+", *_GPT2.patterns, "[0-9]{3}"))
 _BLOOM = Splitting((r" ?[^(\s|.,!?…。，、।۔،)]+",))
 _SEED_CODER = Splitting(
@@ -103,14 +128,20 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_GPT_NEOX, ("olmo", "mpt")),
     (_FALCON, ("falcon",)),
     (_BLOOM, ("bloom",)),
-    (_CL100K, ("dbrx", "glm4", "chatglm-bpe")),
-    (_LLAMA3, ("smaug-bpe",)),
-    (_LLAMA3_BOS, ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2")),
+    (_CL100K, ("dbrx", "chatglm-bpe")),
+    (_LLAMA3, ("smaug-bpe", "glm4", "glm5")),
+    (_LLAMA3_BOS, ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")),
     (_ONE_DIGIT, ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "hunyuan", "grok-2", "solar-open")),
     (_QWEN2, ("qwen2",)),
     (_QWEN35, ("qwen35",)),
     (_TEKKEN, ("tekken",)),
-    (_O200K, ("gpt-4o", "llama4", "kanana2")),
+    (_O200K, ("gpt-4o", "llama4", "kanana2", "minimax-m2")),
+    (_TINY_AYA, ("tiny_aya", "cohere2moe")),
+    (_JAIS2, ("jais-2",)),
+    (_EXAONE_MOE, ("exaone-moe",)),
+    (_LAGUNA, ("laguna",)),
+    (_BAILING, ("bailingmoe", "bailingmoe2")),
+    (_AFMOE, ("afmoe",)),
     (_YOUTU, ("youtu",)),
     (_DEEPSEEK_CODER, ("deepseek-coder",)),
     (_DEEPSEEK_LLM, ("deepseek-llm",)),
@@ -121,7 +152,7 @@ _SPLITTINGS = {name: splitting for splitting, names in _NAMES for name in names}
 
 _SAMPLE = (
     "It's 12345 tokens,\tfooBar HTMLPage x_1 /usr/bin... we'll  see:\n\n  "
-    "cafe\u0301 \u0915\u093f \u4f60\u597d\u4e16\u754c!? a\r\n\u0130\u01c5 -- 7\n"
+    "cafe\u0301 \u0915\u093f \u4f60\u597d\u4e16\u754c!? a\r\n\u0130\u01c5 -- 7\n    x"
 )
 """A text that no two rules of the table split alike."""
 
