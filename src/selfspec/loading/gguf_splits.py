@@ -105,9 +105,6 @@ _JAIS2 = Splitting(
     )
 )
 _LAGUNA = Splitting((r"[^\n]+|\n+", *_ONE_DIGIT.patterns))
-_BAILING = Splitting(
-    (rf"'(?i:[sdmt]|ll|ve|re)|{_LEAD}\p{{L}}+|{_DIGIT}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
-)
 _TINY_AYA = Splitting((r"\d{1,3}(?=(?:\d{3})*\b)", *_O200K.patterns))
 _AFMOE = Splitting(
     (
@@ -131,7 +128,20 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_CL100K, ("dbrx", "chatglm-bpe")),
     (_LLAMA3, ("smaug-bpe", "glm4", "glm5")),
     (_LLAMA3_BOS, ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")),
-    (_ONE_DIGIT, ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "hunyuan", "grok-2", "solar-open")),
+    (
+        _ONE_DIGIT,
+        (
+            "deepseek-r1-qwen",
+            "stablelm2",
+            "megrez",
+            "kormo",
+            "hunyuan",
+            "grok-2",
+            "solar-open",
+            "bailingmoe",
+            "bailingmoe2",
+        ),
+    ),
     (_QWEN2, ("qwen2",)),
     (_QWEN35, ("qwen35",)),
     (_TEKKEN, ("tekken",)),
@@ -140,7 +150,6 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_JAIS2, ("jais-2",)),
     (_EXAONE_MOE, ("exaone-moe",)),
     (_LAGUNA, ("laguna",)),
-    (_BAILING, ("bailingmoe", "bailingmoe2")),
     (_AFMOE, ("afmoe",)),
     (_YOUTU, ("youtu",)),
     (_DEEPSEEK_CODER, ("deepseek-coder",)),
