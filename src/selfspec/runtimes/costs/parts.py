@@ -165,7 +165,9 @@ def measure_parts(
     tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
     attention, mlp = range(0, target.sublayer_count, 2), range(1, target.sublayer_count, 2)
     steps = [target.lay_out(sequence, rows, start=context) for context in contexts]
-    embedded, *_ = [target.embed(tokens, step) for step in steps]
+    embedded = target.embed(tokens, steps[0])
+    for step in steps[1:] if target.reads_tokens else ():
+        target.embed(tokens, step)
 
     def lay_out() -> None:
         target.embed(tokens, target.lay_out(sequence, rows, start=0))
