@@ -130,7 +130,7 @@ def test_mistral3_without_scaled_queries_is_mistral(monkeypatch: pytest.MonkeyPa
     assert_same_model(open_case("mistral", tmp_path), "mistral")
 
 
-FUSED = ("llama-tied-biases", "qwen2", "qwen3", "granite")
+FUSED = ("llama-tied-biases", "qwen2", "qwen3", "granite", "gemma4_text-experts")
 
 
 @pytest.mark.parametrize("case", FUSED)

@@ -135,20 +135,27 @@ def multipliers(header: Header) -> dict[str, Any]:
     }
 
 
-def windows(header: Header, *, default: int, period: int) -> dict[str, Any]:
-    """Every ``period``-th layer attends to everything, the others through a window, if the file says nothing else."""
+def windows(header: Header, *, default: int | None, period: int, first: bool = False) -> dict[str, Any]:
+    """Every ``period``-th layer attends to everything, the others through a window, if the file says nothing else.
+
+    Args:
+        header: of the file, whose list of layers can have entries of blocks after the last layer, too.
+        default: the window where the file does not say it; ``None`` where it must.
+        period: of the layers without a window.
+        first: these begin with the first layer, not with the ``period``-th.
+    """
     settings, name = header.settings, "attention.sliding_window_pattern"
     window, pattern = settings.integer("attention.sliding_window", default), settings.get(name)
     if isinstance(pattern, (list, tuple, np.ndarray)):
         windowed = [bool(each) for each in pattern]
     else:
         period = settings.integer(name, period)
-        windowed = [period == 0 or (layer + 1) % period != 0 for layer in range(header.layers)]
-    if len(windowed) != header.layers:
+        windowed = [period == 0 or (layer + (not first)) % period != 0 for layer in range(header.layers)]
+    if len(windowed) not in (header.layers, settings.integer("block_count")):
         raise damaged(f"{settings.key(name)} of this GGUF file has {len(windowed)} entries for {header.layers} layers")
     if not window:
         return {"layer_types": ["full_attention"] * header.layers}
-    types = ["sliding_attention" if each else "full_attention" for each in windowed]
+    types = ["sliding_attention" if each else "full_attention" for each in windowed[: header.layers]]
     return {"sliding_window": window, "layer_types": types}
 
 

@@ -18,13 +18,13 @@ from selfspec.errors import ModelLoadError
 from selfspec.loading.gguf_header import Header, parse_header
 
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_COUNT, _NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
+
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """Parameters of the activation xIELU, which a header gives as lists of numbers by layer (``xielu.NAME``)."""
 
 _MOST_LAYERS = 2**12
 """No model has nearly as many."""
-
-_COUNT, _NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
 
 
 class _FileMapping:

@@ -25,7 +25,7 @@ def _gemma4(header: Header) -> dict[str, Any]:
     if others != {size}:
         raise refused(f"this GGUF file has heads of {size} entries in layers with a window, but of {others} elsewhere")
     own = sliding[: header.layers - shared]
-    values = header.layers_with("attn_v.weight")
+    values = map(any, zip(*map(header.layers_with, ("attn_v.weight", "attn_qkv.weight")), strict=True))
     return {
         "head_dim": size,
         "global_head_dim": header.head_dim,

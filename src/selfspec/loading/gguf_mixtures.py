@@ -4,10 +4,21 @@ import math
 from typing import Any
 
 from selfspec.loading.gguf_deepseek import has_sigmoids, read_groups, read_mixture
-from selfspec.loading.gguf_family import GgufFamily, Header, biases, experts, require_sigmoids, routed
-from selfspec.loading.gguf_settings import Settings, damaged, refused
+from selfspec.loading.gguf_family import (
+    GgufFamily,
+    Header,
+    biases,
+    experts,
+    require_sigmoids,
+    routed,
+    windows,
+)
+from selfspec.loading.gguf_settings import Settings, refused
 
 _RMS = "attention.layer_norm_rms_epsilon"
+_PERIOD = 4
+"""Every fourth layer attends to everything where a file does not say which."""
+
 _EPSILON = 1e-5
 """What norms of Cohere that subtract a mean add to a variance, where these are not computed."""
 
@@ -15,24 +26,6 @@ _EPSILON = 1e-5
 def has_rms(settings: Settings) -> bool:
     """Whether a file says what norms without a mean add."""
     return settings.number(_RMS, 0.0) > 0
-
-
-def _windows(header: Header, *, period: int = 0) -> dict[str, Any]:
-    """Which layers have a window: those of a list, or all but every ``period``-th from the first on.
-
-    A list can have entries of blocks after the last layer, too.
-    """
-    settings, name = header.settings, "attention.sliding_window_pattern"
-    window = settings.integer("attention.sliding_window")
-    listed = not period or name in settings
-    sliding = settings.by_layer(name) if listed else [layer % period for layer in range(header.layers)]
-    if not window or len(sliding) < header.layers:
-        raise damaged(
-            f"this GGUF file has windows of {window} tokens, and {settings.key(name)} of {len(sliding)} layers of "
-            f"{header.layers}"
-        )
-    types = ["sliding_attention" if each else "full_attention" for each in sliding[: header.layers]]
-    return {"sliding_window": window, "layer_types": types}
 
 
 def _cohere2_moe(header: Header) -> dict[str, Any]:
@@ -46,7 +39,7 @@ def _cohere2_moe(header: Header) -> dict[str, Any]:
     if not sigmoids and not norms:
         raise refused(f"this GGUF file has a softmax without {settings.key(normed)}, which transformers always does")
     return {
-        **_windows(header, period=4),
+        **windows(header, default=None, period=_PERIOD, first=True),
         "num_experts": values["num_local_experts"],
         "num_experts_per_tok": values["num_experts_per_tok"],
         "num_shared_experts": shared,
@@ -68,10 +61,12 @@ COHERE2_MOE_RMS = GgufFamily("cohere2_moe", _cohere2_moe)
 
 
 def _mimo(header: Header) -> dict[str, Any]:
-    settings, values, windows = header.settings, experts(header), _windows(header)
+    settings, values = header.settings, experts(header)
+    settings.by_layer("attention.sliding_window_pattern")  # without which it is not known
+    layers = windows(header, default=None, period=_PERIOD)
     if "expert_gating_func" in settings:
         require_sigmoids(header)
-    name, kinds = "attention.head_count_kv", windows["layer_types"]
+    name, kinds = "attention.head_count_kv", layers["layer_types"]
     groups = settings.by_layer(name)[: header.layers]
     full = min(groups, default=0)
     if groups != [full if kind == "full_attention" else 2 * full for kind in kinds]:
@@ -79,7 +74,7 @@ def _mimo(header: Header) -> dict[str, Any]:
             f"this GGUF file has {settings.key(name)} = {groups}, not twice as many where layers have a window"
         )
     return {
-        **windows,
+        **layers,
         "num_key_value_heads": full,
         "v_head_dim": settings.integer("attention.value_length", header.head_dim),
         "attention_value_scale": settings.number("attention.value_scale", 0.0) or 1.0,
@@ -123,9 +118,9 @@ def _laguna(header: Header) -> dict[str, Any]:
     if not settings.get(normed):
         raise refused(f"this GGUF file does not have {settings.key(normed)}, which transformers always does")
     dense = settings.integer("leading_dense_block_count")
-    no_window = {"sliding_window": 0, "layer_types": ["full_attention"] * header.layers}
     return {
-        **(_windows(header, period=4) if settings.integer("attention.sliding_window", 0) else no_window),
+        "sliding_window": 0,
+        **windows(header, default=0, period=_PERIOD, first=True),
         "num_attention_heads": heads[0],
         "num_attention_heads_per_layer": heads,
         "gating": True if gate.shape[0] == heads[0] else "per-element",

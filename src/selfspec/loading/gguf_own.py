@@ -76,7 +76,7 @@ def _granite_swa(header: Header) -> dict[str, Any]:
     base = settings.number("rope.freq_base", 10000.0)
     return {
         **_granite(header),
-        **windows(header, default=0, period=4),
+        **windows(header, default=None, period=4, first=True),
         "layer_rope_theta": [base if each else 0.0 for each in rotates],
     }
 
