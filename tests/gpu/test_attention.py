@@ -7,6 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from helpers.device import DEVICE
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Rows, SequenceState
 from selfspec.sampling.tree import TokenTree
@@ -36,8 +37,8 @@ class Case:
         """Queries, keys, values and sinks; slots after the last row's hold numbers, too."""
         made, slots = torch.Generator().manual_seed(self.seed), self.prefix + self.count + 5
         shapes = (self.count, self.heads, self.dim), *2 * ((self.key_heads, slots, self.dim),)
-        queries, keys, values = (2 * torch.randn(shape, generator=made).to(self.dtype) for shape in shapes)
-        sinks = torch.randn(self.heads, generator=made).to(self.dtype) if self.sinks else None
+        queries, keys, values = (2 * torch.randn(shape, generator=made).to(DEVICE, self.dtype) for shape in shapes)
+        sinks = torch.randn(self.heads, generator=made).to(DEVICE, self.dtype) if self.sinks else None
         return queries, keys, values, sinks
 
     @property
@@ -50,7 +51,7 @@ class Case:
 
     def rows(self) -> Rows:
         """The rows of the tree, or of a chain."""
-        tree, device = TokenTree(self.parents), torch.device("cpu")
+        tree, device = TokenTree(self.parents), DEVICE
         cache = KeyValueCache(1, 1, self.prefix + self.count, 8, dtype=torch.float32, device=device)
         state = SequenceState(cache)
         if tree.is_chain:
@@ -142,8 +143,8 @@ def test_a_row_has_the_bits_of_the_row_alone(case: Case, data: st.DataObject) ->
 def test_queries_of_a_joint_projection_and_heads_of_a_larger_cache_are_read_in_place() -> None:
     case = Case(40, (-1, 0), 2, 2, 16, None, None, False, torch.float32, 0)
     queries, keys, values, _ = case.tensors()
-    joint = torch.cat([queries, torch.full((3, 4, 16), torch.nan)], 1)[:, :4]
-    larger = [torch.cat([each, torch.full((2, 9, 16), torch.nan)], 1)[:, :48] for each in (keys, values)]
+    joint = torch.cat([queries, torch.full((3, 4, 16), torch.nan, device=DEVICE)], 1)[:, :4]
+    larger = [torch.cat([each, torch.full((2, 9, 16), torch.nan, device=DEVICE)], 1)[:, :48] for each in (keys, values)]
     expected = attended(case, case.rows(), queries, keys, values, None)
     assert torch.equal(attended(case, case.rows(), joint, *larger, None), expected)
     with pytest.raises(AssertionError, match="side by side"):
@@ -161,6 +162,6 @@ def test_the_path_of_a_row_is_computed_once_and_a_chain_has_none() -> None:
     ]
     assert tree_of(tree) is found
     assert tree_of(Case(7, (-1, 0), 1, 1, 8, None, None, False, torch.float32, 0).rows()) is None
-    visible = torch.ones(2, 2, dtype=torch.bool)
+    visible = torch.ones(2, 2, dtype=torch.bool)  # on the host, where nothing waits for it
     with pytest.raises(AssertionError, match="one slot of each position"):
         tree_of(replace(tree, count=2, depths=(0, 1), visible=visible, memo={}))

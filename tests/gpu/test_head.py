@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.device import DEVICE
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.runtimes.logits import Logits
@@ -20,7 +21,7 @@ vocabularies = st.integers(1, 3 * SPAN) | st.sampled_from([SPAN, SPAN + 1, 2 * S
 
 def some_logits(rows: int, vocab: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     made = torch.Generator().manual_seed(seed)
-    return (4 * torch.randn(rows, vocab, generator=made)).to(dtype)
+    return (4 * torch.randn(rows, vocab, generator=made)).to(DEVICE, dtype)
 
 
 @settings(max_examples=15)
@@ -40,7 +41,7 @@ def test_the_first_of_the_largest_and_its_probability(
     got, expected = choose(logits), Logits(logits)
     assert got.values is logits
     assert not got.drawn
-    assert torch.equal(got.best, torch.from_numpy(logits.float().numpy().argmax(-1)))
+    assert got.best.tolist() == logits.float().cpu().numpy().argmax(-1).tolist()
     torch.testing.assert_close(got.confidence, expected.confidence, atol=1e-7, rtol=1e-5)
     assert torch.equal(got.finite, expected.finite)
     alone = [choose(logits[row : row + 1]) for row in range(rows)]
@@ -68,7 +69,7 @@ def test_a_row_draws_what_the_noise_says(
     for row, seed in enumerate(seeds):
         scores = logits[row].float()
         if seed is not None:
-            scores = scores / temperature + gumbel_noise(seed, torch.tensor([position + row]), vocab)[0]
+            scores = scores / temperature + gumbel_noise(seed, torch.tensor([position + row]), vocab)[0].to(DEVICE)
         assert got.best[row] == scores.argmax()
     torch.testing.assert_close(got.confidence, Logits(logits).confidence, atol=1e-7, rtol=1e-5)
 
@@ -98,7 +99,7 @@ def test_a_row_with_a_logit_that_is_not_finite_says_so(bad: float, place: int) -
 
 def test_a_row_of_which_nothing_is_a_number_has_a_token_all_the_same() -> None:
     for bad in (torch.nan, -torch.inf):
-        got = choose(torch.full((1, SPAN + 3), bad))
+        got = choose(torch.full((1, SPAN + 3), bad, device=DEVICE))
         assert got.best.tolist() == [0]
         assert got.finite.tolist() == [False]
 
@@ -111,7 +112,7 @@ def test_logits_of_a_wider_tensor_are_read_in_place() -> None:
 
 
 def test_each_row_of_a_forward_is_drawn_as_its_sequence_says() -> None:
-    device, logits = torch.device("cpu"), some_logits(3, 700, torch.float32, 4)
+    device, logits = DEVICE, some_logits(3, 700, torch.float32, 4)
     state = SequenceState(KeyValueCache(1, 1, 32, 8, dtype=torch.float32, device=device))
     greedy, drawn = Rows(state, 9, 1, 9), Rows(state, 20, 2, 20, drawing=Drawing(seed_key(3), 4.0))
     forward = Forward((greedy, drawn), None, logits)

@@ -1,6 +1,7 @@
-"""Triton's products, in its interpreter: sums of the readable weights, and rows that do not depend on the others."""
+"""Triton's products, interpreted or compiled: sums of the readable weights, rows that do not depend on the others."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.device import DEVICE, IS_INTERPRETED
 from helpers.kernels import needs_kernels
 from selfspec.runtimes.formats import GGUF_FORMATS, GROUPS, LOW_BITS, TILE, PackedFormat
 from selfspec.runtimes.packed import PackedWeights
@@ -20,13 +22,16 @@ from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
 from selfspec.gpu.launch import MOST_ROWS, look_up, multiply_dense, multiply_parts
 from selfspec.gpu.products import divisions
 
+QUADS = (False, True) if IS_INTERPRETED else (launch.QUADS,)
+"""How matrix instructions are laid out: NVIDIA's and AMD's, of which the interpreter has both."""
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GRIDS = [PackedFormat(bits, group, "GRID") for bits in (2, 3, 4, 8) for group in GROUPS]
 COPIES = [PackedFormat(bits, group) for bits in LOW_BITS for group in GROUPS]
 
 
 def rows_of(count: int, inputs: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def gguf_weights(name: str, outputs: int, inputs: int, seed: int) -> tuple[PackedWeights, torch.Tensor]:
@@ -44,7 +49,11 @@ def gguf_weights(name: str, outputs: int, inputs: int, seed: int) -> tuple[Packe
         data = blocks.reshape(outputs, -1)
     stored = data.view({"F32": np.float32, "F16": np.float16}.get(name, np.uint8))
     values = torch.from_numpy(np.array(quants.dequantize(stored, kind), np.float32)).reshape(outputs, inputs)
-    return PackedWeights.of_gguf(data, GGUF_FORMATS[name], (outputs, inputs)), values
+    return on_device(PackedWeights.of_gguf(data, GGUF_FORMATS[name], (outputs, inputs))), values.to(DEVICE)
+
+
+def on_device(packed: PackedWeights) -> PackedWeights:
+    return replace(packed, tiles=packed.tiles.to(DEVICE))
 
 
 def scale_places(name: str, length: int) -> Sequence[int]:
@@ -62,7 +71,7 @@ def random_grid(form: PackedFormat, outputs: int, inputs: int, seed: int) -> Pac
     units = packed.tiles.view(len(packed.tiles), -1, form.unit_bytes)
     scales = torch.rand(*units.shape[:2], TILE, generator=made)
     units[:, :, : 4 * TILE] = scales.view(torch.uint8).view(*units.shape[:2], -1)
-    return packed
+    return packed  # on the CPU
 
 
 def assert_products(packed: PackedWeights, values: torch.Tensor, count: int, dtype: torch.dtype) -> None:
@@ -114,7 +123,7 @@ def test_a_format_without_kernel_is_refused_by_name() -> None:
 def test_blocks_of_gguf_files(name: str) -> None:
     for outputs, units, count, dtype in ((7, 2, 3, torch.float32), (18, 1, 16, torch.bfloat16)):
         packed, values = gguf_weights(name, outputs, units * GGUF_FORMATS[name].unit, outputs)
-        chosen = torch.tensor([0, outputs - 1, 5])
+        chosen = torch.tensor([0, outputs - 1, 5], device=DEVICE)
         assert torch.equal(look_up(packed, chosen, torch.float32), values[chosen])
         assert_products(packed, values, count, dtype)
 
@@ -136,32 +145,32 @@ def test_grids_and_copies(
     if form.name:
         packed = random_grid(form, outputs, inputs, seed)
     else:
-        packed = PackedWeights.of(rows_of(outputs, inputs, torch.float32, seed), form)
-    assert_products(packed, packed.unpack(), rows, dtype)
+        packed = PackedWeights.of(rows_of(outputs, inputs, torch.float32, seed).cpu(), form)
+    assert_products(on_device(packed), packed.unpack().to(DEVICE), rows, dtype)
 
 
 def some_weights(name: str) -> tuple[PackedWeights, torch.Tensor]:
     """A unit of 16 weight rows of a format of files, or of a grid by its bits."""
     if name.startswith("GRID"):
         packed = random_grid(PackedFormat(int(name[-1]), 128, "GRID"), 16, 128, 3)
-        return packed, packed.unpack()
+        return on_device(packed), packed.unpack().to(DEVICE)
     return gguf_weights(name, 16, GGUF_FORMATS[name].unit, 3)
 
 
 @needs_kernels
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "GRID 2", "GRID 3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("places", [8, 16])
+@pytest.mark.parametrize("quads", QUADS)
 def test_a_row_with_a_single_one_gives_the_very_values_of_its_input(
-    name: str, dtype: torch.dtype, places: int, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, quads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So codes, integers of scales and what is subtracted are exact, in either order of inputs."""
-    monkeypatch.setattr(launch, "ROWS", places)
+    monkeypatch.setattr(launch, "QUADS", quads)
     packed, _ = some_weights(name)
-    values = look_up(packed, torch.arange(16), torch.float32)
-    chosen = torch.randperm(packed.inputs, generator=torch.Generator().manual_seed(5))[:16]
-    rows = torch.eye(packed.inputs, dtype=dtype)[chosen].contiguous()
-    out = torch.empty(len(chosen), 16, dtype=torch.float32)
+    values = look_up(packed, torch.arange(16, device=DEVICE), torch.float32)
+    chosen = torch.randperm(packed.inputs, generator=torch.Generator().manual_seed(5))[:16].to(DEVICE)
+    rows = torch.eye(packed.inputs, dtype=dtype, device=DEVICE)[chosen].contiguous()
+    out = torch.empty(len(chosen), 16, device=DEVICE)
     launch.multiply_tiles(rows, packed.tiles, packed.form, out)
     assert torch.equal(out, values[:, chosen].T)
 
@@ -177,13 +186,13 @@ def test_codes_enter_as_pairs_of_numbers_of_16_bits(
     rows = 1 + rows_of(9, packed.inputs, dtype, 1).abs()  # sums of entries that do not cancel
     expected = rows.double() @ values.double().T
     size = rows.double().abs() @ values.double().abs().T
-    for places in (8, 16):
-        monkeypatch.setattr(launch, "ROWS", places)
-        out = torch.empty(9, 16, dtype=torch.float32)
+    for quads in QUADS:
+        monkeypatch.setattr(launch, "QUADS", quads)
+        out = torch.empty(9, 16, device=DEVICE)
         launch.multiply_tiles(rows, packed.tiles, packed.form, out)
         assert float(((out.double() - expected).abs() / size).max()) < 1e-4
-        for row in (3, 8):  # of the first and of the second program
-            alone = torch.empty(1, 16, dtype=torch.float32)
+        for row in (3, 8):  # beside others a program has twice as many rows
+            alone = torch.empty(1, 16, device=DEVICE)
             launch.multiply_tiles(rows[row : row + 1], packed.tiles, packed.form, alone)
             assert torch.equal(alone[0], out[row])
 
@@ -195,7 +204,7 @@ def test_parts_of_several_formats_an_order_and_a_bias() -> None:
     bias, entries = rows_of(1, 25, torch.float32, 2)[0], rows_of(5, 256, torch.float32, 3)
     found = multiply_parts(entries, [first, second], bias)
     torch.testing.assert_close(found, entries @ torch.cat([own, other]).T + bias, rtol=1e-4, atol=1e-2)
-    order = torch.randperm(256, generator=torch.Generator().manual_seed(4)).to(torch.int32)
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(4)).to(DEVICE, torch.int32)
     stored = PackedWeights(second.tiles, second.form, 9, 256, order)
     torch.testing.assert_close(multiply_parts(entries, [stored]), entries[:, order] @ other.T, rtol=1e-4, atol=1e-2)
 
@@ -204,6 +213,6 @@ def test_parts_of_several_formats_an_order_and_a_bias() -> None:
 def test_many_rows_are_multiplied_with_what_is_unpacked() -> None:
     packed, values = gguf_weights("Q8_0", 18, 64, 0)
     entries = rows_of(MOST_ROWS + 1, 64, torch.float32, 1)
-    assert torch.equal(multiply_parts(entries, [packed]), entries @ values.T)
+    torch.testing.assert_close(multiply_parts(entries, [packed]), entries @ values.T, rtol=1e-5, atol=1e-4)
     few = multiply_parts(entries, [packed], widest=4)  # of many sequences with few rows each
     assert torch.equal(few[7:8], multiply_parts(entries[7:8], [packed]))

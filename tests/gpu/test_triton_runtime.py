@@ -1,10 +1,11 @@
-"""The runtime ``triton``, in Triton's interpreter: whole models write the text of transformers."""
+"""The runtime ``triton``, in Triton's interpreter or on an accelerator: whole models write the text of transformers."""
 
 import pytest
 import torch
 
 from fixtures.make_gguf import fixture_path
 from helpers.checkpoints import make_tokenizer
+from helpers.device import DEVICE
 from helpers.gguf_oracle import dequantised
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
@@ -22,18 +23,24 @@ from selfspec.gpu.runtime import TritonProduct
 
 PROMPT = [5, 17, 3]
 SIZES = {"num_hidden_layers": 2, "intermediate_size": 64}
-SMALL = random_model(**SIZES)
+SMALL = random_model(**SIZES).to(DEVICE)
 
 
 def text_of(model: torch.nn.Module, count: int) -> list[int]:
     generate = model.generate
-    ids = generate(torch.tensor([PROMPT]), max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+    ids = generate(
+        torch.tensor([PROMPT], device=model.device),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
     return ids[0, len(PROMPT) :].tolist()
 
 
 def test_a_skipping_method_writes_the_text_of_transformers() -> None:
     settings = {"skip_ratio": 0.5, "confidence_threshold": 0.0}
-    model = random_model(num_hidden_layers=3, hidden_size=16, intermediate_size=16)
+    model = random_model(num_hidden_layers=3, hidden_size=16, intermediate_size=16).to(DEVICE)
     engine = Engine(model, make_tokenizer(), "uniform", settings=settings, runtime="triton")
     result = engine.generate(PROMPT, max_new_tokens=6, ignore_eos=True)
     assert list(result.token_ids) == text_of(model, 6)
@@ -43,7 +50,7 @@ def test_a_skipping_method_writes_the_text_of_transformers() -> None:
 
 @needs_kernels
 def test_a_gguf_file_writes_the_text_of_its_dequantised_model() -> None:
-    model, tokenizer = load_model(fixture_path("Q8_0"), dtype="float32", device="cpu")
+    model, tokenizer = load_model(fixture_path("Q8_0"), dtype="float32", device=str(DEVICE))
     settings = {"exit_layer": 1, "draft_length": 2}
     engine = Engine(model, tokenizer, "layerskip", settings=settings, runtime="triton")
     result = engine.generate(PROMPT, max_new_tokens=3, ignore_eos=True)
@@ -77,7 +84,7 @@ def test_a_row_that_depends_on_others_is_found_when_the_model_is_prepared(monkey
 
 
 def test_what_the_kernels_do_not_compute_is_named() -> None:
-    model = random_model(**SIZES)
+    model = random_model(**SIZES).to(DEVICE)
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
     target = Target(model, "triton")
     assert target.independent_rows == 0
@@ -86,5 +93,6 @@ def test_what_the_kernels_do_not_compute_is_named() -> None:
 
 def test_the_cpu_is_refused_outside_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "IS_INTERPRETED", False)
+    model = random_model(**SIZES)
     with pytest.raises(UnsupportedModelError, match=r"^runtime 'triton' runs on an accelerator"):
-        Target(SMALL, "triton")
+        Target(model, "triton")

@@ -125,8 +125,10 @@ def test_a_warm_engine_records_nothing_in_a_request_and_a_longer_request_all_ane
     settings = GRAPH_METHODS["layerskip"]
     engine = Engine(model, method="layerskip", settings=settings, runtime="graphs")
     engine.warmup()
-    warm = recorded(engine.target)
+    assert recorded(engine.target) > 0
     first = engine.generate(prompt(300), max_new_tokens=16)
+    warm = recorded(engine.target)
+    assert engine.generate(prompt(300), max_new_tokens=16).token_ids == first.token_ids
     assert recorded(engine.target) == warm > 0
     for length in (2 * FEWEST_SLOTS, 300):  # the pool of the first graphs ends with them
         plain = Engine(model, runtime="fused", method="autoregressive").generate(prompt(length), max_new_tokens=16)

@@ -68,8 +68,8 @@ def run_device(options: DeviceOptions, progress: Callable[[str], None] = lambda 
         SelfSpecError: the model cannot be loaded.
     """
     began = time.perf_counter()
-    progress(f"loading {options.model}")
-    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device)
+    progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
+    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
     stamp = make_stamp(model.device, _PACKAGES)
     progress(f"runtimes on {model.device}: up to {BUDGET:.0f} s, at the first use of the model")
     target = Target(model, options.runtime)

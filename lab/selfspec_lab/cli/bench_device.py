@@ -15,6 +15,7 @@ from selfspec_lab.cli.bench_options import chosen_methods, parse_method_settings
 
 def bench_device(
     model: options.Model = "smollm2",
+    widen: options.Widen = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     methods: options.Methods = None,
@@ -35,6 +36,7 @@ def bench_device(
 
     asked = DeviceOptions(
         model=model,
+        widen=widen,
         dtype=dtype,
         device=device,
         methods=chosen_methods(methods, METHODS, None, authors=False),

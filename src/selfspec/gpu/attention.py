@@ -8,7 +8,6 @@ their positions, not by the slots where they stand.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,6 +19,7 @@ from selfspec.gpu.launch import MOST_ROWS
 from selfspec.model import transfer
 from selfspec.model.forward import Rows
 from selfspec.runtimes.fused import FusedAttention
+from selfspec.runtimes.graphs import Tree
 
 SPLIT = 128
 """Positions of a split."""
@@ -28,19 +28,6 @@ _QUERIES: tl.constexpr = tl.constexpr(16)
 _SPLIT: tl.constexpr = tl.constexpr(SPLIT)
 _MERGED: tl.constexpr = tl.constexpr(16)
 _LOG2_E = math.log2(math.e)
-
-
-class Tree(NamedTuple):
-    """Where the rows of a tree find their ancestors.
-
-    Attributes:
-        prefix: int32 ``[1]``, leading slots that every row sees, whose positions are their numbers.
-        slots: int32 ``[rows, n]``, by row the slots it sees after the prefix, counted from it, by ascending position,
-            its own last; what follows that is not read.
-    """
-
-    prefix: torch.Tensor
-    slots: torch.Tensor
 
 
 @triton.jit

@@ -125,11 +125,11 @@ REAL_TYPES = {"F16": tl.float16, "BF16": tl.bfloat16, "F32": tl.float32}
 def dot(left, right, sums):
     """``sums`` and the product of matrices of one dtype, in float32.
 
-    Triton's interpreter multiplies the bits of bfloat16 numbers as if they were integers, so it gets them as float32,
-    in which their products are the same.
+    Triton's interpreter leaves the order of the sums to a library, which chooses it by their number, and does not know
+    bfloat16; so there float32 products, which are the same, are added in order.
     """
     if IS_INTERPRETED:
-        left, right = left.to(tl.float32), right.to(tl.float32)
+        return sums + tl.sum(left.to(tl.float32)[:, :, None] * right.to(tl.float32)[None, :, :], 1)
     return tl.dot(left, right, sums, input_precision="ieee")
 
 

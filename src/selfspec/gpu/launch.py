@@ -31,8 +31,11 @@ _OPTIONS = {"num_warps": WARPS, "num_stages": STAGES, "enable_fp_fusion": True}
 """How products are compiled; each multiply-add is rounded once."""
 
 
-ROWS = 16 if torch.version.hip else 8
-"""Rows of a program, those of a matrix instruction of the device."""
+QUADS = torch.version.hip is not None
+"""Whether matrix instructions are AMD's, of 16 rows; NVIDIA's have 8."""
+
+ROWS_OF_PROGRAM = 32
+"""Rows of a program, at most; with more of them, all weights are read again."""
 
 MOST_ROWS = 96
 """Most rows of a sequence that the kernels multiply and attend for; with more, torch does, with what they unpack.
@@ -113,7 +116,14 @@ def multiply_dense(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torc
     """The product of rows ``[rows, inputs]`` and weights ``[outputs, inputs]`` of their dtype, ``[rows, outputs]``."""
     outputs, inputs = weight.shape
     out = hidden_states.new_empty(len(hidden_states), outputs)
-    _launch(dense_product, hidden_states, weight, bias, out, dense_shares(outputs, inputs, weight.dtype.itemsize, ROWS))
+    _launch(
+        dense_product,
+        hidden_states,
+        weight,
+        bias,
+        out,
+        dense_shares(outputs, inputs, weight.dtype.itemsize, _rows_of_program(len(out))),
+    )
     return out
 
 
@@ -126,8 +136,8 @@ def multiply_tiles(
 ) -> None:
     """The product of rows and the weights in tiles, to ``out``, ``[rows, outputs]``, whose rows may lie apart."""
     inputs, outputs = hidden_states.shape[1], out.shape[1]
-    constants = {**shares(outputs, inputs, form.unit, ROWS), **_constants(form)}
-    _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES[ROWS])
+    constants = {**shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS), **_constants(form)}
+    _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES)
 
 
 def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -158,6 +168,12 @@ def _launch(
     if splits > 1:
         programs = triton.cdiv(outputs, ADDED), rows
         add_shares[programs](to, filled, out, *sizes, SPLITS=splits, HAS_BIAS=has_bias, OUTPUTS=ADDED, **_OPTIONS)
+
+
+def _rows_of_program(rows: int) -> int:
+    """The rows of a program where there are some: those of one matrix instruction, or of a few."""
+    filled: int = triton.next_power_of_2(rows)
+    return min(ROWS_OF_PROGRAM, max(16 if QUADS else 8, filled))
 
 
 def _constants(form: PackedFormat) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _dense(dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
 
 
 def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
-    name, own = _TYPES[dtype], shares(outputs, inputs, form.unit, rows)
+    name, own = _TYPES[dtype], shares(outputs, inputs, form.unit, rows, rows == 16)
     pointers = {"x": f"*{name}", "tiles": "*u8", "bias": f"*{name}", "out": _out(own["SPLITS"], name)}
     constants = {"INPUTS": inputs, **own, "HAS_BIAS": False, **_of(form)}
     return KernelForm(
@@ -79,7 +79,7 @@ def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: in
         {**pointers, **_SIZES},
         constants,
         WARPS,
-        LOW_BIT_STAGES[rows],
+        LOW_BIT_STAGES,
         (*_POINTERS, "tiles"),
     )
 

@@ -1,9 +1,10 @@
 """Products of a few rows by weights, with one order of sums for any number of rows.
 
-A program computes 8 or 16 rows of some outputs, as many as a matrix instruction of the device has. Fewer rows leave
-places of it empty, which costs little where memory is the limit, and so the same program, with the same sums in the
-same order, runs for any number of rows: a row of a verification is bit for bit that of a single step. How the inputs
-are divided among programs, whose sums are added one after the other, follows from the shape of the weights alone.
+A program computes 8 rows of some outputs, or 16, as many as a matrix instruction of the device has, or twice or four
+times as many. Fewer rows leave places of it empty, which costs little where memory is the limit. Its sums are those of
+its instructions, in the same order for any number of rows: a row of a verification is bit for bit that of a single
+step. How the inputs are divided among programs, whose sums are added one after the other, follows from the shape of the
+weights alone.
 
 Sums are float32. Weights of few bits enter as integers, which every dtype holds exactly; a group's sum is scaled, not
 its weights, and what stands for zero is subtracted from it, times the sum of the entries.
@@ -27,11 +28,11 @@ ADDED = 256
 STAGES = 2
 """Steps whose loads are under way at a time."""
 
-LOW_BIT_OUTPUTS = {8: 16, 16: 64}
-"""The same for weights of few bits, by the rows of a program: on ROCm more outputs share the work for the entries."""
+LOW_BIT_OUTPUTS = {False: 16, True: 64}
+"""The same for weights of few bits; on ROCm (true) more outputs share the work for the entries."""
 
-LOW_BIT_STAGES = {8: 2, 16: 1}
-"""On ROCm a second step costs moves between registers; other waves fill the time of loads."""
+LOW_BIT_STAGES = 1
+"""The same for weights of few bits: a second step costs moves between registers; other warps fill the time of loads."""
 
 _PROGRAMS = 1024
 """How many programs the largest devices take at a time; the inputs are divided until there are as many."""
@@ -48,15 +49,16 @@ def divisions(outputs: int, inputs: int, together: int = OUTPUTS) -> int:
     return count
 
 
-def shares(outputs: int, inputs: int, unit: int, rows: int) -> dict[str, int]:
+def shares(outputs: int, inputs: int, unit: int, rows: int, quads: bool) -> dict[str, int]:
     """How outputs and units of inputs of tiles are divided, as constants of ``low_bit_product``.
 
-    A program reads the units of up to 256 inputs at a time, as many as divide its share. ``rows`` are those of it.
+    A program reads the units of up to 256 inputs at a time, as many as divide its share. ``rows`` are those of it, and
+    ``quads`` says how its matrix instructions are laid out (``blocks.read_codes``).
     """
-    units, of_program = inputs // unit, LOW_BIT_OUTPUTS[rows]
+    units, of_program = inputs // unit, LOW_BIT_OUTPUTS[quads]
     share = -(-units // min(divisions(outputs, inputs, of_program), units))
     together = gcd(max(1, 256 // unit), units, share)
-    sizes = {"OUTPUTS": of_program, "ROWS": rows}
+    sizes = {"OUTPUTS": of_program, "ROWS": rows, "QUADS": quads}
     return {"SHARE": share, "SPLITS": -(-units // share), "TOGETHER": together, **sizes}
 
 
@@ -134,6 +136,7 @@ def low_bit_product(
     HAS_BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
+    QUADS: tl.constexpr,
     KIND: tl.constexpr,
     BITS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -151,7 +154,6 @@ def low_bit_product(
     ``SHARE`` and ``TOGETHER``, what is read at a time, count units. Places without a row compute the last row again.
     """
     EXACT: tl.constexpr = KIND == "real" or x.dtype.element_ty.is_fp32()
-    QUADS: tl.constexpr = ROWS == 16 and not EXACT
     SPANS: tl.constexpr = BITS < 4 and UNIT >= SPAN and not EXACT
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

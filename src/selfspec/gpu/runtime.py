@@ -4,7 +4,7 @@ The norms, rope and activations of a block are torch's, each row of which is com
 ``launch.MOST_ROWS`` is the same, bit for bit, alone, in a verification, in a tree and in a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.comparison import has_independent_rows
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import Attend, FusedAttention, FusedBlock, RowNorm
+from selfspec.runtimes.graphs import Arenas, Graphs, find_recorder
 from selfspec.runtimes.products import Function, LowBitProduct, Product, can_join, join
 from selfspec.runtimes.runner import Runner
 
@@ -59,23 +60,27 @@ class TritonProduct(Product):
         return made
 
 
-def with_triton(fused: Runner) -> Runner:
+def with_triton(fused: Runner, make_slots: Callable[[int], torch.Tensor]) -> Runner:
     """A model of fused blocks with Triton's products, attention of few rows, head and choice of tokens.
 
-    What the kernels do not compute stays as it is.
+    What the kernels do not compute stays as it is. Few rows of a sequence are replayed where there are CUDA graphs, on
+    slots that ``make_slots`` makes (``graphs.Arena``).
 
     Raises:
         MissingPackageError: Triton is not installed.
         UnsupportedModelError: Triton does not compile for the device of the weights.
     """
     plain: Any = fused.head
-    check_device(next(plain.parameters()).device)
-    attend = load_kernels("attention").attend_few
+    device = next(plain.parameters()).device
+    check_device(device)
+    attend, find_tree = load_kernels("attention").attend_few, load_kernels("attention").tree_of
     blocks = [_with_kernels(each, attend) for each in fused.sublayers]
     head: Function = TritonProduct(join([plain])) if can_join([plain]) else plain
     obstacle, choose = _find_obstacle(blocks, fused.final_norm, head), load_kernels("head").choose_for
     kernels = DeviceKernels("Triton's kernels", load_kernels().MOST_ROWS, obstacle, choose)
     runner = fused.with_products(blocks, head, kernels)
+    if find_recorder(device) is not None and any(isinstance(each, FusedBlock) for each in blocks):
+        runner.graphs = Graphs(runner.sublayers, device, Arenas(make_slots), find_tree)
     if obstacle is None and not has_independent_rows(runner):
         kernels = replace(kernels, obstacle="on this device a row differs beside other rows")
         runner = runner.with_products(blocks, head, kernels)

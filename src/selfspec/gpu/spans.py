@@ -199,7 +199,7 @@ def _looked_up(places, pair, integers, BITS: tl.constexpr, IS_SHORT: tl.constexp
     return numbers
 
 
-@triton.jit
+@triton.constexpr_function
 def scaled_offset(BITS: tl.constexpr, QUADS: tl.constexpr, IS_SHORT: tl.constexpr):
     """What ``add_scaled_span`` adds to the products of codes and integers."""
     return (128 if IS_SHORT else 1024) if BITS == 2 and QUADS else 0

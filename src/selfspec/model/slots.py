@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, cache_utils
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -49,8 +48,11 @@ class LayerSlots:
         return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
 
 
+_LayerOfNothing: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
+"""What transformers' cache has for a layer that keeps nothing; before 5.20 there was no class of its own for that."""
+
 _KNOWN = (
-    DummyLayer,
+    _LayerOfNothing,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
@@ -246,7 +248,7 @@ def _layer(kind: LayerSlots, rows: Rows) -> Any:
         own = _StatefulLayer(kind, rows) if kind.place is not None else LinearAttentionLayer(kind.states)
         own.has_previous_state = dict.fromkeys(own.has_previous_state, rows.start > 0)  # masks depend on it
         return own
-    return DummyLayer() if kind.place is None else _Layer(kind, rows)  # type: ignore[no-untyped-call]
+    return _LayerOfNothing() if kind.place is None else _Layer(kind, rows)
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

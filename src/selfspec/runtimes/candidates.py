@@ -15,7 +15,7 @@ import torch
 from selfspec.errors import InvalidParameterError
 from selfspec.model.decoder import Decoder
 from selfspec.runtimes.copy_store import CopyStore
-from selfspec.runtimes.graphs import Graphs
+from selfspec.runtimes.graphs import Arenas, Graphs
 from selfspec.runtimes.inductor import make_inductor_runner
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.runner import Runner, make_runner
@@ -59,13 +59,16 @@ class Candidate:
 def make_graphs_runner(decoder: Decoder) -> Runner:
     """The model as fused blocks, replayed as CUDA graphs where rows are few."""
     runner = make_runner(decoder, "fused")
-    runner.graphs = Graphs(runner.sublayers, decoder.like.device, decoder.new_slots)
+    runner.graphs = Graphs(runner.sublayers, decoder.like.device, Arenas(decoder.new_slots))
     return runner
 
 
 def make_triton_runner(decoder: Decoder) -> Runner:
-    """The model as fused blocks with Triton's products, attention of few rows, head and choice of tokens."""
-    runner: Runner = import_module("selfspec.gpu.runtime").with_triton(make_runner(decoder, "fused"))
+    """The model as fused blocks with Triton's products, attention of few rows, head and choice of tokens.
+
+    Where there are CUDA graphs, few rows are replayed.
+    """
+    runner: Runner = import_module("selfspec.gpu.runtime").with_triton(make_runner(decoder, "fused"), decoder.new_slots)
     return runner
 
 
@@ -92,7 +95,7 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate("graphs", "fused blocks as CUDA graphs", make_graphs_runner, devices=frozenset({"cuda"})),
     Candidate(
         "triton",
-        "fused blocks with Triton kernels",
+        "fused blocks with Triton kernels, as CUDA graphs where there are any",
         make_triton_runner,
         devices=frozenset({"cuda", "xpu"}),
         package="triton",

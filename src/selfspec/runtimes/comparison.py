@@ -1,13 +1,16 @@
 """Random forwards that two runners run: prompts, rows, trees, drafts, rollbacks; whether they give the same.
 
 Numbers may differ by rounding. The bound is relative to the largest logit of a row: the square root of the dtype's
-machine epsilon (3.5e-4 for float32, 3.1e-2 for float16, 8.8e-2 for bfloat16). The token of the largest logit has to be
-the same, unless the reference has two that are as large to within ``_TIE`` epsilon.
+machine epsilon (3.5e-4 for float32, 3.1e-2 for float16, 8.8e-2 for bfloat16), or, where a model carries rounding
+further, ``_NOISES`` times as far as the reference's own logits move when each sublayer's output is rounded otherwise.
+The token of the largest logit has to be the same, unless the reference has two that are as large to within ``_TIE``
+epsilon, or within that distance.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +27,9 @@ _LONGEST, _LONG_SHARE = 640, 0.3
 _SHORT = 48
 _TIE = 16
 """Units of the last place within which two logits count as equal."""
+
+_NOISES, _LARGEST_BOUND = 3.0, 0.5
+"""Two computations, each with its rounding, are apart by up to twice the noise of one in the mean."""
 
 _KINDS = ("step", "rows", "tree", "draft", "rows", "cut", "pair", "step")
 """The forwards after a prompt, in random order; ``rows`` and ``tree`` reject some of theirs."""
@@ -96,23 +102,43 @@ def random_stages(vocabulary: int, sublayers: int, most: int, *, trees: bool, se
     return stages
 
 
+class Expected(NamedTuple):
+    """What a reference gives in a forward.
+
+    Attributes:
+        logits: of the rows.
+        noise: how far they move by other rounding, of the largest of a row.
+    """
+
+    logits: Logits
+    noise: float = 0.0
+
+
 @torch.inference_mode()
-def play(runner: Runner, stages: Sequence[Stage], slots: int) -> Iterator[Logits]:
+def play(runner: Runner, stages: Sequence[Stage], slots: int, noise: torch.Generator | None = None) -> Iterator[Logits]:
     """Runs the forwards of a text one after the other; the logits of up to ``MOST_ROWS`` last rows of each.
 
     Args:
         runner: a runner at any precision.
         stages: the forwards.
         slots: of the cache.
+        noise: moves what each sublayer gives by up to a unit of the last place, as if it were rounded otherwise.
     """
     state = SequenceState(runner.new_cache(slots))
     for stage in stages:
         state.cache.length = stage.start
-        yield _run(runner, stage, state)
+        yield _run(runner, stage, state, noise)
         state.cache.commit(stage.kept)
 
 
-def _run(runner: Runner, stage: Stage, state: SequenceState) -> Logits:
+def expect(runner: Runner, stages: Sequence[Stage], slots: int) -> Iterator[Expected]:
+    """What a reference gives in each forward of a text, and how far that is from what it gives with other rounding."""
+    noise = torch.Generator().manual_seed(0)
+    for logits, moved in zip(play(runner, stages, slots), play(runner, stages, slots, noise), strict=True):
+        yield Expected(logits, _apart(moved.values.float(), logits.values.float()))
+
+
+def _run(runner: Runner, stage: Stage, state: SequenceState, noise: torch.Generator | None = None) -> Logits:
     tokens, count = torch.tensor(stage.token_ids, device=state.cache.device), len(stage.token_ids)
     if stage.paths is None:
         forward = runner.lay_out(state, count, settled=stage.start == 0)
@@ -122,11 +148,24 @@ def _run(runner: Runner, stage: Stage, state: SequenceState) -> Logits:
     if stage.pair:
         other = SequenceState(runner.new_cache(count))
         forward, tokens = Forward.join([runner.lay_out(other, count), forward]), torch.cat([tokens, tokens])
-    return _logits(runner, tokens, stage.sublayers, forward)
+    return _logits(runner, tokens, stage.sublayers, forward, noise)
 
 
-def _logits(runner: Runner, tokens: torch.Tensor, sublayers: Sequence[int], forward: Forward) -> Logits:
+def _logits(
+    runner: Runner,
+    tokens: torch.Tensor,
+    sublayers: Sequence[int],
+    forward: Forward,
+    noise: torch.Generator | None = None,
+) -> Logits:
     states = runner.embed(tokens, forward)
+    if noise is not None:
+        epsilon = torch.finfo(states.dtype).eps
+        for index in sublayers:
+            states = runner.run(states, [index], forward).hidden_states
+            drawn = 2 * torch.rand(states.shape, generator=noise) - 1
+            states = (states.float() * (1 + epsilon * drawn.to(states.device))).to(states.dtype)
+        sublayers = ()
     if len(tokens) <= 2 * MOST_ROWS:
         logits = runner.run(states, sublayers, forward, logits=True).logits
         assert logits is not None
@@ -147,24 +186,27 @@ def has_independent_rows(runner: Runner, rows: int = MOST_ROWS) -> bool:
     return torch.equal(together.values[-1], alone.values[0])
 
 
-def difference(ours: Logits, reference: Logits) -> str | None:
+def difference(ours: Logits, reference: Expected) -> str | None:
     """What is wrong with the logits of rows beside those of a reference; ``None`` where they agree."""
-    expected, found = reference.values.float(), ours.values.float()
+    expected, found = reference.logits.values.float(), ours.values.float()
     if found.shape != expected.shape:
         return f"{list(found.shape)} logits, not {list(expected.shape)}"
     if not bool(found.isfinite().all()):
         return "logits are not finite"
-    epsilon = torch.finfo(reference.values.dtype).eps
-    bound = epsilon**0.5
-    largest = expected.abs().amax(-1)
-    apart = float(((found - expected).abs().amax(-1) / largest).amax())
+    epsilon, carried = torch.finfo(reference.logits.values.dtype).eps, min(_LARGEST_BOUND, _NOISES * reference.noise)
+    bound, apart = max(epsilon**0.5, carried), _apart(found, expected)
     if not apart <= bound:
         return f"logits differ by {apart:.1e} of the largest, more than {bound:.1e}"
     chosen = expected.gather(-1, ours.best[:, None])[:, 0]
-    lead = float(((expected.amax(-1) - chosen) / largest).amax())
-    if not lead <= min(bound, _TIE * epsilon):
+    lead = float(((expected.amax(-1) - chosen) / expected.abs().amax(-1)).amax())
+    if not lead <= max(min(epsilon**0.5, _TIE * epsilon), carried):
         return "another token has the largest logit"
     return None
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far logits ``[rows, vocab]`` are from those expected, at most, of the largest of their row."""
+    return float(((found - expected).abs().amax(-1) / expected.abs().amax(-1)).amax())
 
 
 def _random_tree(rows: int, draw: random.Random) -> tuple[tuple[int, ...], ...]:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
@@ -23,8 +22,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import SequenceState
 from selfspec.runtimes.accelerators import device_name
 from selfspec.runtimes.candidates import Candidate
-from selfspec.runtimes.comparison import difference, play, random_stages
-from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.comparison import Expected, difference, expect, play, random_stages
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.rounded import round_weights
 from selfspec.runtimes.runner import Runner
@@ -46,9 +44,6 @@ BITS = (8, 4)
 _TEXTS, _SLOTS = 3, 1024
 _CONTEXT, _REPEATS = 128, 5
 _NO_TIME = "the time of the trial was over before it was done"
-
-Expected: TypeAlias = list[list[Logits]]
-"""By text the logits of each forward."""
 
 
 class Trial:
@@ -139,7 +134,9 @@ class Trial:
             copies.release(None)
         return tried
 
-    def _attempt(self, name: str, build: Callable[[], Runner], expected: Callable[[], Expected]) -> Runner | Tried:
+    def _attempt(
+        self, name: str, build: Callable[[], Runner], expected: Callable[[], list[list[Expected]]]
+    ) -> Runner | Tried:
         """A candidate that gives what is expected, or why it is out."""
         if self._is_over:
             return Tried(name, reason=_NO_TIME)
@@ -153,7 +150,7 @@ class Trial:
             failed = _failure(name, error)
         return self._checked(failed)
 
-    def _compare(self, runner: Runner, expected: Expected, began: float) -> str | None:
+    def _compare(self, runner: Runner, expected: list[list[Expected]], began: float) -> str | None:
         """Why a runner, begun at a time, is out; ``None`` if it gives what is expected.
 
         What it takes up to the end of the first text is preparing: that compiles and records.
@@ -172,9 +169,9 @@ class Trial:
                 self._grace, self._end = self._grace - spent, self._end + spent
         return None
 
-    def _play(self, runner: Runner, texts: int = _TEXTS) -> Expected:
-        """What is expected of candidates in the first of the texts."""
-        return [list(play(runner, stages, self._slots)) for stages in self._texts[:texts]]
+    def _play(self, runner: Runner, texts: int = _TEXTS) -> list[list[Expected]]:
+        """What is expected of candidates in each forward of the first of the texts."""
+        return [list(expect(runner, stages, self._slots)) for stages in self._texts[:texts]]
 
     def _time(self, runners: Mapping[str, Runner]) -> dict[str, Tried]:
         """The least seconds of forwards, measured in turns; a candidate that fails meanwhile is out."""

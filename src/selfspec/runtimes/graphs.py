@@ -1,17 +1,18 @@
-"""Fused blocks as CUDA graphs: one for each sublayer, number of rows and span of the cache.
+"""Fused blocks as CUDA graphs: one for a run of sublayers, a number of rows and a span of the cache.
 
 Launching the dozen kernels of a fused block takes the host longer than the device needs to run them on few rows. A
-graph launches them at once. Every sublayer has its own graphs, so a kept set is a sequence of replays, and another kept
-set needs no new recording. A replay depends on tensors at fixed addresses only: cache slots (``Arena``), and the rows
-with their rotations and masks (``StaticRows``).
+graph launches them at once. The whole model is one graph, and so is a run of sublayers that comes again and again;
+until then each of its sublayers is a graph of its own, so that a new kept set needs no recording. A replay depends on
+tensors at fixed addresses only: cache slots (``Arena``), and the rows with their rotations and masks (``StaticRows``).
 """
 
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -30,7 +31,33 @@ SHORTEST_SPAN = 256
 FEWEST_SLOTS = 1024
 """A smaller arena would be replaced, and with it everything recorded, at the first request of usual length."""
 
+_OFTEN = 3
+"""Times that a run of sublayers, not of all, is replayed one by one before it becomes one graph."""
+
+_MOST_RUNS = 128
+"""Graphs of such runs that are kept."""
+
+_PATH = 256
+"""Most slots after the prefix that a row of a tree sees, where a kernel attends."""
+
 Replay = Callable[[], None]
+
+
+class Tree(NamedTuple):
+    """Where the rows of a tree find their ancestors, for kernels that attend.
+
+    Attributes:
+        prefix: int32 ``[1]``, leading slots that every row sees, whose positions are their numbers.
+        slots: int32 ``[rows, n]``, by row the slots it sees after the prefix, counted from it, by ascending position,
+            its own last; what follows that is not read.
+    """
+
+    prefix: torch.Tensor
+    slots: torch.Tensor
+
+
+FindTree = Callable[[Rows], Tree | None]
+"""The tree of rows; ``None`` for a chain."""
 
 
 class Recorder(Protocol):
@@ -154,7 +181,10 @@ class StaticRows:
         self._arena = arena
         with torch.inference_mode(mode=False):
             self.stream = hidden_states.new_zeros(count, hidden_states.shape[1])
-            self._slots = hidden_states.new_zeros(count, dtype=torch.long)
+            self._slots, self._positions = hidden_states.new_zeros(2, count, dtype=torch.long)
+            self._tree = Tree(
+                hidden_states.new_zeros(1, dtype=torch.int32), hidden_states.new_zeros(count, _PATH, dtype=torch.int32)
+            )
         self._turns: dict[str | None, CosSin] = {}
         self._masks: dict[tuple[int | None, int, int], torch.Tensor] = {}  # by window, repeats and span
         self._loaded: weakref.ref[Forward] | None = None  # weak, or it would hold its sequence's lease
@@ -167,8 +197,8 @@ class StaticRows:
             spare.zero_()
         return own
 
-    def load(self, forward: Forward, span: int) -> None:
-        """Fills slots, rotations and masks for a forward of one sequence, unless it is loaded already.
+    def load(self, forward: Forward, span: int, tree: Tree | None) -> None:
+        """Fills slots, rotations, masks and paths for a forward of one sequence, unless it is loaded already.
 
         Attention reads ``span`` slots, at least up to the forward's end.
         """
@@ -177,6 +207,12 @@ class StaticRows:
         (rows,) = forward.parts
         torch.arange(rows.start, rows.end, out=self._slots[: rows.count])
         self._slots[rows.count :].fill_(self._arena.capacity)
+        self._positions[: rows.count].copy_(rows.positions)  # what is added sees slots before the rows alone
+        self._positions[rows.count :].zero_()
+        if tree is not None:
+            length = min(_PATH, tree.slots.shape[1])
+            self._tree.prefix.copy_(tree.prefix)
+            self._tree.slots[: rows.count, :length].copy_(tree.slots[:, :length])
         for kind, turn in forward.turns().items():
             for static, given in zip(self._static_turn(kind, turn), turn, strict=True):
                 static[: rows.count].copy_(given)
@@ -185,14 +221,16 @@ class StaticRows:
             if slots == span:
                 rows.fill(window, mask.view(self.count, repeats, -1))
 
-    def stand_in(self, forward: Forward, span: int) -> Forward:
+    def stand_in(self, forward: Forward, span: int, *, is_tree: bool) -> Forward:
         """The forward that is given to the fused blocks while they are recorded, with the rope of any other one."""
         rows = _RowsAnywhere(
             SequenceState(_StaticCache(self._arena, self._slots)),
             start=span - self.count,
             count=self.count,
             prefix=0,
-            slots=self._slots,
+            memo={"tree": self._tree},
+            seen_positions=self._positions,
+            is_tree=is_tree,
             masks=self,
         )
         return Forward((rows,), forward.rope, forward.like, _turns=self._turns)
@@ -220,13 +258,19 @@ class StaticRows:
 class _RowsAnywhere(Rows):
     """Rows at any of the first ``end`` slots; attention reads all of these."""
 
-    slots: torch.Tensor = field(kw_only=True)
+    seen_positions: torch.Tensor = field(kw_only=True)
+    is_tree: bool = field(kw_only=True)
     masks: StaticRows = field(kw_only=True)
 
     @property
     def positions(self) -> torch.Tensor:
         """Long ``[count]``, on the device, changed before each replay."""
-        return self.slots
+        return self.seen_positions
+
+    @property
+    def is_chain(self) -> bool:
+        """Kernels attend for rows that are no tree by their positions."""
+        return not self.is_tree
 
     def mask(
         self, window: int | None, dtype: torch.dtype, *, additive: bool, causal_kernel: bool, repeats: int = 1
@@ -249,6 +293,50 @@ class _StaticCache(KeyValueCache):
         pair.index_copy_(2, self._slots, pairs.view(len(pairs), *pair.shape[:2], -1).permute(1, 2, 0, 3))
 
 
+class Arenas:
+    """The arena of a model, which is replaced by a larger one where a sequence needs it.
+
+    Attributes:
+        current: the slots that replays read and write; ``None`` before the first lease.
+    """
+
+    def __init__(self, make_slots: Callable[[int], torch.Tensor]) -> None:
+        self._make_slots, self._leasing = make_slots, threading.Lock()
+        self.current: Arena | None = None
+        self.users: weakref.WeakSet[Graphs] = weakref.WeakSet()
+        """What has recorded on it."""
+
+    def lease(self, capacity: int) -> LeasedCache | None:
+        """The cache of a new sequence; ``None`` while another one has the arena."""
+        with self._leasing:
+            if self.current is not None and self.current.is_leased:
+                return None
+            if self.current is None or self.current.capacity < capacity:
+                self._drop()  # first, or two arenas would be held at once
+                self.current = Arena(self._make_slots, capacity)
+            return self.current.lease(capacity)
+
+    def drop(self) -> None:
+        """Forgets the arena, unless a sequence has it."""
+        with self._leasing:
+            if self.current is not None and not self.current.is_leased:
+                self._drop()
+
+    def _drop(self) -> None:
+        for each in list(self.users):
+            each.forget()
+        self.current = None
+
+
+class _Run(NamedTuple):
+    """What a graph replays: sublayers, rows and span of the cache (0 where none attends), and whether a tree's rows."""
+
+    sublayers: tuple[int, ...]
+    rows: int
+    span: int
+    is_tree: bool
+
+
 class Graphs:
     """The sublayers of a target as replays, recorded when they are first used.
 
@@ -257,58 +345,66 @@ class Graphs:
     sequences. If recording fails, the current forward is finished without replays, and all later ones run on the fused
     blocks, with one warning. Sublayers that are not fused run as they are.
 
+    Args:
+        sublayers: of one precision of a model.
+        device: that records.
+        arenas: those of the model, which its precisions share.
+        find_tree: gives kernels that attend the paths of a tree's rows; ``None`` where torch attends, by masks.
+
     Attributes:
         problem: why there are no replays any more; ``None`` while there are.
-        arena: the slots that replays read and write; ``None`` before the first lease.
     """
 
     def __init__(
-        self, sublayers: Sequence[Sublayer], device: torch.device, make_slots: Callable[[int], torch.Tensor]
+        self, sublayers: Sequence[Sublayer], device: torch.device, arenas: Arenas, find_tree: FindTree | None = None
     ) -> None:
         self.problem: str | None = None
         self._sublayers = sublayers
         self._device = device
-        self._make_slots = make_slots
-        self._leasing = threading.Lock()
+        self._arenas, self._find_tree = arenas, find_tree
         self._recorder: Recorder | None = None
-        self.arena: Arena | None = None
         self._rows: dict[int, StaticRows] = {}
-        self._replays: dict[tuple[int, int, int], Replay] = {}  # by sublayer, number of rows and span
+        self._replays: dict[_Run, Replay] = {}
+        self._uses: Counter[_Run] = Counter()
+        arenas.users.add(self)
         if not any(isinstance(sublayer, (FusedAttention, FusedMLP)) for sublayer in sublayers):
             self._give_up("no sublayer of this model can be fused")
         elif find_recorder(device) is None:
             self._give_up(f"there are no CUDA graphs on a device of type '{device.type}'")
 
+    def of(self, sublayers: Sequence[Sublayer]) -> "Graphs":
+        """Those of the same model at another precision, whose sequences are the same."""
+        return Graphs(sublayers, self._device, self._arenas, self._find_tree)
+
     @property
-    def recordings(self) -> set[tuple[int, int, int]]:
-        """The sublayer, number of rows and span (0 for an MLP) of each graph."""
-        return set(self._replays)
+    def arena(self) -> Arena | None:
+        """The slots that replays read and write; ``None`` before the first lease."""
+        return self._arenas.current
+
+    @property
+    def recordings(self) -> set[tuple[tuple[int, ...], int, int]]:
+        """The sublayers, number of rows and span (0 where none of them attends) of each graph."""
+        return {(run.sublayers, run.rows, run.span) for run in self._replays}
 
     def lease(self, capacity: int) -> LeasedCache | None:
         """The cache of a new sequence that may run on graphs; an arena with fewer slots is replaced by a larger one.
 
         ``None`` while another sequence has the arena, or once recording has failed.
         """
-        with self._leasing:
-            if self.arena is not None and self.arena.is_leased:
-                return None
-            if self.problem is not None:
-                self._forget()
-                return None
-            if self.arena is None or self.arena.capacity < capacity:
-                self._forget()  # first, or two arenas would be held at once
-                # A recorder's pool of memory is freed with its last graph, so each arena has a recorder of its own.
-                self._recorder = find_recorder(self._device)
-                self.arena = Arena(self._make_slots, capacity)
-            return self.arena.lease(capacity)
+        if self.problem is not None:
+            self._arenas.drop()
+            return None
+        return self._arenas.lease(capacity)
 
     def takes(self, forward: Forward) -> bool:
         """Whether a forward can run on graphs: it is small, and of the one sequence that has the arena."""
-        if len(forward.parts) > 1:
+        if len(forward.parts) > 1 or forward.adapting is not None:
             return False
-        cache = forward.parts[0].sequence.cache
-        leased = isinstance(cache, LeasedCache) and cache.arena is self.arena
-        return leased and 0 < forward.rows <= MOST_ROWS and self.problem is None and not torch.is_grad_enabled()
+        (rows,) = forward.parts
+        if not isinstance(rows.sequence.cache, LeasedCache) or rows.sequence.cache.arena is not self.arena:
+            return False
+        has_room = self._find_tree is None or rows.depths is None or max(rows.depths) < _PATH
+        return 0 < rows.count <= MOST_ROWS and self.problem is None and not torch.is_grad_enabled() and has_room
 
     def ends(self, rows: int, slots: int) -> list[int]:
         """Where forwards of as many rows end that record a graph for each span up to ``slots``."""
@@ -317,38 +413,77 @@ class Graphs:
         return [1 << exponent for exponent in range(64) if SHORTEST_SPAN <= 1 << exponent <= slots]
 
     def load(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Copies the residual stream to where ``advance`` changes it, ``[rows, hidden]``; valid until the next time."""
-        count = power_of_two(forward.rows)
+        """Copies the residual stream to where ``run`` changes it, ``[rows, hidden]``; valid until the next time."""
+        arena, count = self.arena, power_of_two(forward.rows)
+        assert arena is not None
+        if self._recorder is None:
+            # A recorder's pool of memory is freed with its last graph, so each arena has a recorder of its own.
+            self._recorder = find_recorder(self._device)
         if count not in self._rows:
-            assert self.arena is not None
-            self._rows[count] = StaticRows(self.arena, count, hidden_states)
+            self._rows[count] = StaticRows(arena, count, hidden_states)
         return self._rows[count].load_stream(hidden_states)
 
-    def advance(self, index: int, stream: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Runs one sublayer over the stream that ``load`` returned for a forward, in place."""
-        sublayer = self._sublayers[index]
-        if not isinstance(sublayer, (FusedAttention, FusedMLP)):
-            return stream.copy_(sublayer(stream, forward))
-        rows, span = self._rows[power_of_two(forward.rows)], 0
-        if isinstance(sublayer, FusedAttention):
-            part = forward.parts[0]
-            span = max(SHORTEST_SPAN, power_of_two(part.end))
-            part.sequence.cache.clear_from(part.end)  # type: ignore[attr-defined]
-            rows.load(forward, span)
-        replay = self._replays.get((index, rows.count, span))
+    def run(self, sublayers: tuple[int, ...], stream: torch.Tensor, forward: Forward) -> None:
+        """Runs sublayers over the stream that ``load`` returned for a forward, in place."""
+        for some in self._stretches(sublayers):
+            if isinstance(self._sublayers[some[0]], (FusedAttention, FusedMLP)):
+                self._replay(some, forward)
+            else:
+                stream.copy_(self._sublayers[some[0]](stream, forward))
+
+    def _stretches(self, sublayers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Neighbours that are fused, and each of the others by itself."""
+        first = 0
+        for place, index in enumerate(sublayers):
+            if not isinstance(self._sublayers[index], (FusedAttention, FusedMLP)):
+                if first < place:
+                    yield sublayers[first:place]
+                yield (index,)
+                first = place + 1
+        if first < len(sublayers):
+            yield sublayers[first:] if first else sublayers
+
+    def _replay(self, sublayers: tuple[int, ...], forward: Forward) -> None:
+        rows, run = self._rows[power_of_two(forward.rows)], self._prepared(sublayers, forward)
+        replay = self._replays.get(run)
         if replay is not None:
             replay()
+        elif len(sublayers) == 1 or self._is_frequent(run):
+            self._record(run, rows, forward)
         else:
-            self._record(index, rows, forward, span)
-        return stream
+            for index in sublayers:
+                self._replay((index,), forward)
 
-    def _record(self, index: int, rows: StaticRows, forward: Forward, span: int) -> None:
-        """Runs a sublayer for the first time with a number of rows and a span; keeps the replay if it is correct."""
-        sublayer, stand_in, stream = self._sublayers[index], rows.stand_in(forward, span), rows.stream
-        assert isinstance(sublayer, BranchSublayer)
+    def _prepared(self, sublayers: tuple[int, ...], forward: Forward) -> _Run:
+        """What is to be replayed, after what the sublayers read has been filled in."""
+        rows, (part,) = self._rows[power_of_two(forward.rows)], forward.parts
+        if not any(isinstance(self._sublayers[index], FusedAttention) for index in sublayers):
+            return _Run(sublayers, rows.count, 0, False)
+        span = max(SHORTEST_SPAN, power_of_two(part.end))
+        tree = None if self._find_tree is None else self._find_tree(part)
+        part.sequence.cache.clear_from(part.end)  # type: ignore[attr-defined]
+        rows.load(forward, span, tree)
+        return _Run(sublayers, rows.count, span, tree is not None)
+
+    def _is_frequent(self, run: _Run) -> bool:
+        """Whether several sublayers become one graph: all of them at once, others when they come again and again."""
+        if len(run.sublayers) == len(self._sublayers):
+            return True
+        self._uses[run] += 1
+        return self._uses[run] > _OFTEN and sum(len(each.sublayers) > 1 for each in self._replays) < _MOST_RUNS
+
+    def _record(self, run: _Run, rows: StaticRows, forward: Forward) -> None:
+        """Runs sublayers for the first time with a number of rows and a span; keeps the replay if it is correct."""
+        sublayers, stand_in, stream = (
+            [self._sublayers[index] for index in run.sublayers],
+            rows.stand_in(forward, run.span, is_tree=run.is_tree),
+            rows.stream,
+        )
 
         def function() -> None:
-            stream.add_(sublayer._branch(stream, stand_in))
+            for sublayer in sublayers:
+                assert isinstance(sublayer, BranchSublayer)
+                stream.add_(sublayer._branch(stream, stand_in))
 
         before = stream.clone()
         function()
@@ -363,7 +498,7 @@ class Graphs:
         except RuntimeError as error:
             problem = f"recording failed: {error.__context__ or error}"  # ending the capture raises an error of its own
         if problem is None:
-            self._replays[index, rows.count, span] = replay
+            self._replays[run] = replay
             return
         self._give_up(problem)
         stream.copy_(before)
@@ -374,10 +509,12 @@ class Graphs:
         self._replays.clear()
         warnings.warn(f"the graphs runtime falls back to fused blocks: {reason}", FallbackWarning, stacklevel=5)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drops all that was recorded on an arena that ends."""
         self._replays.clear()
         self._rows.clear()
-        self._recorder = self.arena = None
+        self._uses.clear()
+        self._recorder = None
 
 
 def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -40,12 +40,10 @@ class Runner(Stack):
     ) -> "Runner":
         """The same model with other products, which run whatever the number of rows; by default the same choice."""
         parts = self._decoder, self.rope, sublayers, self.final_norm, head
-        return Runner(
-            *parts,
-            compiled=self.native is not None,
-            any_rows=True,
-            device_kernels=device_kernels or self.device_kernels,
-        )
+        kernels = device_kernels or self.device_kernels
+        made = Runner(*parts, compiled=self.native is not None, any_rows=True, device_kernels=kernels)
+        made.graphs = None if self.graphs is None else self.graphs.of(made.sublayers)
+        return made
 
     def path(self, sublayers: Iterable[int] | None = None) -> Path:
         """Whether drafts through some sublayers run as one native call, or the verification through all of them."""

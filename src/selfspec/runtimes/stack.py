@@ -340,18 +340,32 @@ class Stack:
         self, stream: torch.Tensor, sublayers: tuple[int, ...], forward: Forward, needed: Mapping[int, int]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Runs sublayers one after the other. By place, ``needed`` says how many last rows of the stream to keep."""
-        graphs = self.graphs if self.graphs is not None and self.graphs.takes(forward) else None
-        stream, home = stream if graphs is None else graphs.load(stream, forward), stream.device
+        if self.graphs is not None and self.graphs.takes(forward):
+            return self._replay_blocks(self.graphs, stream, sublayers, forward, needed)
+        home = stream.device
         states: dict[int, torch.Tensor] = {}
         for place, index in enumerate(sublayers):
             if place in needed:
-                whole = graphs is None and needed[place] == len(stream)
+                whole = needed[place] == len(stream)
                 states[place] = stream.to(home) if whole else _last(stream, needed[place]).to(home, copy=True)
-            if graphs is None:
-                stream = self.sublayers[index](stream, forward)
-            else:
-                stream = graphs.advance(index, stream, forward)
-        return stream.to(home) if graphs is None else stream.clone(), states
+            stream = self.sublayers[index](stream, forward)
+        return stream.to(home), states
+
+    def _replay_blocks(
+        self,
+        graphs: Graphs,
+        stream: torch.Tensor,
+        sublayers: tuple[int, ...],
+        forward: Forward,
+        needed: Mapping[int, int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The same by replays, of all sublayers between two places at once."""
+        stream, states = graphs.load(stream, forward), {}
+        for start, stop in pairwise(sorted({0, len(sublayers), *needed})):
+            if start in needed:
+                states[start] = _last(stream, needed[start]).clone()
+            graphs.run(sublayers[start:stop], stream, forward)
+        return stream.clone(), states
 
     def _run_groups(
         self,

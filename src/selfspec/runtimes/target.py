@@ -292,7 +292,8 @@ class Target:
     def warm_up(self, row_counts: Iterable[int]) -> None:
         """Runs the whole model once over each number of rows within the context limit, on a scratch sequence.
 
-        Graphs are recorded for these numbers of rows, for all lengths that the smallest arena has room for.
+        Graphs are recorded for these numbers of rows, for all lengths that the smallest arena has room for, and for
+        each sublayer by itself, as kept sets need them.
         """
         fitting, graphs = [rows for rows in row_counts if rows <= self.context_limit], self._prepared.graphs
         longest = max(fitting, default=1)
@@ -303,6 +304,8 @@ class Target:
             for end in [rows] if graphs is None else graphs.ends(rows, capacity):
                 forward = self.lay_out(sequence, rows, start=end - rows, prefix=0)
                 self.logits(self.run(self.embed(tokens, forward), range(self.sublayer_count), forward).hidden_states)
+                for index in range(self.sublayer_count if graphs is not None else 0):
+                    self.run(self.embed(tokens, forward), [index], forward)
 
     def _divided_runtime(self, runtime: str) -> str:
         """The runtime; of a model that is divided, transformers' own modules."""
