@@ -6,8 +6,7 @@ and the cache are the target's. Nothing is trained and no data is used.
 The kernels of the CPU multiply them, or torch's own weight-only products: on CUDA, and on the CPU in the fused runtime.
 At 4 bits torch's copy has the integers and scales that the kernels would have, up to equally good scales; its product
 of 8 bits has one scale for a whole weight row, so groups do not count there. In torch's products the last bits of a row
-depend on the other rows, which does not matter to a draft. The CUDA forms have not been run or measured on a device;
-the tests run the CPU's forms of the same products.
+depend on the other rows, which does not matter to a draft. The tests run the CPU's forms of the same products.
 """
 
 import threading
