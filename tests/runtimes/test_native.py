@@ -36,6 +36,7 @@ from helpers.kernels import needs_kernels
 from selfspec import Engine
 from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes import kernels
+from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import StackOutput, Target
 from selfspec.sampling.tree import TokenTree
@@ -388,6 +389,15 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
             torch.set_num_threads(1)
         for one, other in zip(single, threaded, strict=True):
             assert_equal(one, other)
+
+
+def test_branches_that_do_not_turn_ask_for_no_rotation() -> None:
+    """Of models whose attention has no rope, or runs elsewhere, there is none."""
+    target = Target(AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float32).eval(), "compiled")
+    branches = [describe_branch(sublayer) for sublayer in target.sublayers]
+    kinds = [branch.rope for branch in branches if branch is not None and branch.turns]
+    turns = [branch.structure([None], kinds).turn for branch in branches if branch is not None]
+    assert turns == [0, -1] * (len(target.sublayers) // 2)
 
 
 def test_other_runtimes_and_hooked_models_go_without_it(native_rows: list[int]) -> None:

@@ -48,8 +48,11 @@ class LayerSlots:
         return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
 
 
-_LayerOfNothing: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
-"""What transformers' cache has for a layer that keeps nothing; before 5.20 there was no class of its own for that."""
+class _NoCacheLayer:
+    """What a layer has in transformers' cache that keeps nothing, in versions whose cache ends before it."""
+
+
+_LayerOfNothing: Any = getattr(cache_utils, "DummyLayer", _NoCacheLayer)
 
 _KNOWN = (
     _LayerOfNothing,
@@ -68,6 +71,7 @@ def find_layers_of_cache(config: Any, count: int) -> list[LayerSlots]:
         UnsupportedModelError: a layer keeps something else than keys and values.
     """
     layers: list[Any] = list(DynamicCache(config=config).layers) or [DynamicLayer() for _ in range(count)]  # type: ignore[no-untyped-call]
+    layers += [_LayerOfNothing() for _ in range(count - len(layers))]
     types = getattr(config, "layer_types", None) or [None] * count
     found: list[LayerSlots] = []
     places = 0
@@ -90,7 +94,8 @@ def find_layers_of_cache(config: Any, count: int) -> list[LayerSlots]:
 
 def _sources(config: Any, types: Sequence[str | None]) -> dict[int, int]:
     """By layer without keys and values of its own, the layer whose it reads: the last of its type that has some."""
-    modes = getattr(config, "kv_sharing_modes", None) or []
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    modes = getattr(config, "kv_sharing_modes", None) or ["store"] * (len(types) - shared) + ["reuse"] * shared
     return {
         index: max(layer for layer in range(index) if types[layer] == types[index] and modes[layer] == "store")
         for index, mode in enumerate(modes)

@@ -62,11 +62,11 @@ class NativeBranch:
         """The structure for the C++ code, by the sliding windows and the layer types of ropes of the whole forward."""
         before, after = map(describe_norm, self.norms)
         common = {"before": before, "after": after, "multiplier": self.multiplier, "hidden": self.hidden}
-        if isinstance(self.weights, MlpWeights):
-            return NativeSublayer(mlp=ctypes.pointer(self.weights), **common)
-        if isinstance(self.weights, MixtureWeights):
-            return NativeSublayer(mixture=ctypes.pointer(self.weights), **common)
         turn = kinds.index(self.rope) if self.turns else -1
+        if isinstance(self.weights, MlpWeights):
+            return NativeSublayer(mlp=ctypes.pointer(self.weights), turn=turn, **common)
+        if isinstance(self.weights, MixtureWeights):
+            return NativeSublayer(mixture=ctypes.pointer(self.weights), turn=turn, **common)
         view = windows.index(self.window)
         if isinstance(self.weights, LatentWeights):
             return NativeSublayer(latent=ctypes.pointer(self.weights), view=view, turn=turn, **common)
