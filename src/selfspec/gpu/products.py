@@ -31,8 +31,8 @@ STAGES = 2
 LOW_BIT_OUTPUTS = {False: 16, True: 64}
 """The same for weights of few bits; on ROCm (true) more outputs share the work for the entries."""
 
-LOW_BIT_STAGES = 1
-"""The same for weights of few bits: a second step costs moves between registers; other warps fill the time of loads."""
+LOW_BIT_STAGES = {False: 2, True: 1}
+"""The same for weights of few bits; on ROCm (true) a second step costs moves, and other waves fill the time."""
 
 _PROGRAMS = 1024
 """How many programs the largest devices take at a time; the inputs are divided until there are as many."""
