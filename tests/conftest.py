@@ -7,9 +7,15 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, 
 import pytest
 
 from helpers.checkpoints import save_checkpoint
-from helpers.suite import auto_that_drafts, cheap_collections, no_kept_profiles, set_up
+from helpers.suite import (
+    auto_that_drafts,
+    cheap_collections,
+    no_kept_profiles,
+    pytest_collection_modifyitems,
+    set_up,
+)
 
-__all__ = ["auto_that_drafts", "cheap_collections", "no_kept_profiles"]
+__all__ = ["auto_that_drafts", "cheap_collections", "no_kept_profiles", "pytest_collection_modifyitems"]
 
 set_up()
 

@@ -37,6 +37,7 @@ def told(result: Generation) -> tuple[Any, ...]:
 # The engine
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "prompts",

@@ -60,6 +60,7 @@ def plain_ids(kind: str) -> tuple[int, ...]:
     return engine("autoregressive").generate(PROMPT, PARAMS[kind], max_new_tokens=60).token_ids
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(("method", "kind"), CASES)
 def test_the_text_depends_on_the_seed_alone(method: str, kind: str) -> None:
     params = PARAMS[kind]

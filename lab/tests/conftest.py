@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 
 from helpers.checkpoints import save_checkpoint
-from helpers.suite import auto_that_drafts, cheap_collections, no_kept_profiles, set_up
+from helpers.suite import (
+    auto_that_drafts,
+    cheap_collections,
+    no_kept_profiles,
+    pytest_collection_modifyitems,
+    set_up,
+)
 from measured_runs import LATENCIES, measure
 from selfspec.runtimes.target import Target
 from selfspec_lab.methods.mixed.measuring import Conditions, Found
 from selfspec_lab.methods.mixed.plan import Plan
 
-__all__ = ["auto_that_drafts", "cheap_collections", "no_kept_profiles"]
+__all__ = ["auto_that_drafts", "cheap_collections", "no_kept_profiles", "pytest_collection_modifyitems"]
 
 set_up()
 

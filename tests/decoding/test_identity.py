@@ -19,14 +19,7 @@ EVERY_RUN = ("llama", "gemma3", "qwen3-moe-window")
 """Variants on which each method does all of its runs: on the others it does one of them, each on some."""
 
 
-def case(name: str, method: str) -> Any:
-    """Methods that run a model as others do take a third of the families here, the others where there is time."""
-    alike = name in FAMILY_NAMES and name not in EVERY_RUN and method not in EVERY_KIND
-    slow = alike and (FAMILY_NAMES.index(name) + list(METHODS).index(method)) % 3 > 0
-    return pytest.param(name, method, marks=pytest.mark.slow if slow else ())
-
-
-CASES = [case(name, method) for name in VARIANTS for method in (METHODS if name in FAMILY_NAMES else EVERY_KIND)]
+CASES = [(name, method) for name in VARIANTS for method in (METHODS if name in FAMILY_NAMES else EVERY_KIND)]
 LONG_PROMPTS = (300, 700)
 
 
@@ -77,19 +70,10 @@ def test_text_is_the_models_own(name: str, method: str) -> None:
 PARTLY_FUSED = ("glm4-moe", "stablelm-head-norms")
 """Variants of which some sublayers stay with transformers' modules, where there are no kernels or everywhere."""
 
-RUNTIME_CASES: list[Any] = [
-    *(("llama", runtime, method) for runtime in ("eager", "fused") for method in METHODS),
-    *(("gemma3", runtime, method) for runtime in ("eager", "fused") for method in EVERY_KIND),
+RUNTIME_CASES = [
+    *((name, runtime, method) for name in ("llama", "gemma3") for runtime in ("eager", "fused") for method in METHODS),
     *((name, "compiled", method) for name in ("llama", "gemma3") for method in EVERY_KIND),
     *((name, runtime, method) for name in PARTLY_FUSED for runtime in ("eager", "fused") for method in EVERY_KIND),
-]
-
-
-RUNTIME_CASES += [
-    pytest.param("gemma3", runtime, method, marks=pytest.mark.slow)
-    for runtime in ("eager", "fused")
-    for method in METHODS
-    if method not in EVERY_KIND
 ]
 
 
@@ -101,6 +85,7 @@ def test_text_is_the_same_on_every_runtime(name: str, runtime: str, method: str)
     assert_drafts_stand(max(results, key=lambda result: result.accepted), method)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_text_after_long_prompts(name: str) -> None:
     """Every method on half of the families, on prompts far longer than the windows, prefilled in chunks."""

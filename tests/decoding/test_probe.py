@@ -22,6 +22,7 @@ def prefilled(name: str, probe_rows: int = 0, length: int = LENGTH) -> tuple[Tar
     )[0]
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_branches_equal_each_branch_alone(name: str) -> None:
     target, context = prefilled(name, COUNT * ROWS)
@@ -39,6 +40,7 @@ def test_branches_equal_each_branch_alone(name: str) -> None:
     assert all(map(torch.equal, committed, (keys[:, :, :LENGTH] for keys in context.cache.keys)))
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_points_equal_each_token_alone(name: str) -> None:
     """A row at a token equals the row at the end of a sequence that stops before it."""

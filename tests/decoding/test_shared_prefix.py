@@ -61,6 +61,7 @@ def cache_rows(context: Generated, rows: int) -> torch.Tensor:
     return torch.cat([buffer[:, :, cache.length : cache.length + rows] for buffer in (*cache.keys, *cache.values)])
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("shape", WIDTHS)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_sharing_changes_nothing(name: str, shape: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 
 from helpers.auto import eager_preparation, give
+from helpers.covering import mark_the_rest
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
@@ -18,6 +19,12 @@ def set_up() -> None:
     settings.register_profile("selfspec", deadline=None, derandomize=True)
     settings.load_profile("selfspec")
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` looks at the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out of `make test` what `make test-slow` runs of large matrices."""
+    mark_the_rest(items)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -32,6 +32,7 @@ def read(path: Path, dtype: torch.dtype = torch.float32) -> Any:
         return gguf_model.read_gguf(path, dtype, packed=True)[0]
 
 
+@pytest.mark.in_turn(3)
 @RUN
 def test_an_engine_of_a_file_writes_what_transformers_writes(case: str, tmp_path: Path) -> None:
     ids, model = prompt(12), read(save_family(built(case), tmp_path / "model.gguf"))

@@ -179,6 +179,7 @@ def test_half_precision_has_no_kernels_and_unpacks() -> None:
 # The text
 
 
+@pytest.mark.in_turn(3)
 @NAMES
 def test_in_float32_the_text_is_that_of_the_dequantised_model(name: str) -> None:
     model, oracle = load(name), gguf_oracle.dequantised(name)
@@ -189,12 +190,14 @@ def test_in_float32_the_text_is_that_of_the_dequantised_model(name: str) -> None
     assert sum(each.accepted for each in suffix) > 0
 
 
+@pytest.mark.in_turn(3)
 @NAMES
 def test_transformers_own_generate_writes_what_the_engine_writes(name: str) -> None:
     model = load(name)
     assert [each.token_ids for each in written(model)] == [by_transformers(model, prompt) for prompt in PROMPTS]
 
 
+@pytest.mark.in_turn(3)
 @NUMBERS
 @pytest.mark.parametrize("activations", ["exact", "int8"])
 def test_in_bfloat16_every_method_writes_plain_decodings_text(name: str, activations: str, tmp_path: Path) -> None:

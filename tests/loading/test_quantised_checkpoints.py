@@ -79,6 +79,7 @@ def written(model: Any, method: str = "autoregressive", **settings: Any) -> list
     return [engine.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True).token_ids for prompt in PROMPTS]
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", GRIDS)
 def test_weights_and_text_are_those_of_the_checkpoint(name: str, folder: Any) -> None:
     kind = GRIDS[name]

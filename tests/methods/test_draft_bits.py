@@ -45,6 +45,7 @@ def test_every_method_that_drafts_with_layers_has_them() -> None:
     assert set(SETTINGS) == set(LAYER_METHODS)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.filterwarnings("ignore::selfspec.errors.NoGainWarning")
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "seed"])
 @pytest.mark.parametrize("bits", [{"draft_bits": 8}, {"draft_bits": 4, "head_bits": 16}], ids=str)

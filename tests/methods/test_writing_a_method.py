@@ -40,6 +40,7 @@ def test_the_page_shows_the_example() -> None:
     assert METHODS.keys() == {"every-nth", "copy-or-skip", "by-margin"}
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_methods_of_the_page_write_the_plain_text(name: str, method: str) -> None:

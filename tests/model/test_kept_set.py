@@ -51,11 +51,13 @@ def layer_script(name: str, width: Callable[[float], int] | None = None) -> Scri
     return script
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_random_kept_sets(name: str) -> None:
     assert sum(run_script(name, layer_script(name), length).accepted for length in (3, 40)) > 0
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_random_kept_sets_with_siblings(name: str) -> None:
     """Trees from a draft: several candidates at each position."""
@@ -68,6 +70,7 @@ def test_random_kept_sets_with_siblings(name: str) -> None:
     assert any(record.candidates > record.drafted for result in results for record in result.rounds)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 @pytest.mark.parametrize(
     ("kept", "all_accepted"),
@@ -123,6 +126,7 @@ class Prophet:
         return self._text[index] if right else self._draw.randrange(VOCABULARY)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_given_tokens(name: str) -> None:
     """The same token may stand at two siblings, wrong tokens before right ones, and trees reach past the end."""

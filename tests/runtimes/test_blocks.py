@@ -78,6 +78,7 @@ def outputs(target: Target, prefix: int) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("runtime", ["fused", "compiled"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fused_blocks_compute_what_the_modules_do(name: str, runtime: str) -> None:
@@ -282,6 +283,7 @@ def test_fused_blocks_call_no_module_of_theirs(name: str, monkeypatch: pytest.Mo
         run(Target(model, "eager"), state, prompt(4))
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("runtime", ["fused", "compiled"])
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_in_bfloat16_they_differ_by_rounding_only(name: str, runtime: str) -> None:

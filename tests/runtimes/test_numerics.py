@@ -59,6 +59,7 @@ def largest_noise(name: str) -> float:
     return 1.0 if "num_experts_per_tok" in build(name).config.to_dict() else 0.1
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_bfloat16_text_differs_only_within_rounding_noise(name: str) -> None:
     model = in_bfloat16(name)

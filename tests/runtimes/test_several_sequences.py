@@ -143,6 +143,7 @@ def assert_equal(target: Target, parts: list[Part], sublayers: Sequence[int] = r
         assert torch.isfinite(ours.logits).all()
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("runtime", ["eager", "fused", "compiled"])
 @pytest.mark.parametrize("name", VARIANT_NAMES)
 def test_every_sequence_gets_what_it_gets_alone(name: str, runtime: str) -> None:

@@ -57,6 +57,7 @@ def assert_whole(target: Target, hidden_states: torch.Tensor, memory: int, toler
 # Against whole logits
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("runtime", ["eager", "fused", "auto"])
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_every_family_and_runtime(name: str, runtime: str) -> None:

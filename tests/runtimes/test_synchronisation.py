@@ -293,6 +293,7 @@ def assert_same(first: tuple[Generation, list[Feedback]], second: tuple[Generati
         torch.testing.assert_close(dict(one.hidden_states), dict(other.hidden_states), rtol=0, atol=0)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("script", [stopping_chain, stopping_tree], ids=lambda script: script.__name__)
 @pytest.mark.parametrize("kept", [tuple(range(6)), (0, 1, 2, 5, 7, 10), (1, 2, 5, 8)], ids=str)

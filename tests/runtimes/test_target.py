@@ -108,6 +108,7 @@ def kept_sets(seed: str) -> list[tuple[int, ...]]:
     return [(), tuple(range(SUBLAYERS)), tuple(range(0, SUBLAYERS, 2)), tuple(range(1, SUBLAYERS, 2)), *some]
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_kept_set_is_the_model_with_the_other_branches_silenced(name: str) -> None:
     target, oracle, token_ids = Target(build(name)), Oracle(build(name)), prompt(45)
@@ -162,6 +163,7 @@ def random_tree(size: int, seed: int) -> TokenTree:
     return TokenTree(tuple(draw.randint(max(-1, node - 4), node - 1) for node in range(size)))
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_tree_is_each_of_its_paths_run_alone(name: str) -> None:
     """Prefixes shorter than the window, around it, and longer."""
@@ -199,6 +201,7 @@ def test_branches_are_independent_continuations(name: str) -> None:
             torch.testing.assert_close(output.hidden_states[rows], wanted[SUBLAYERS][prefix_length:], **CLOSE)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_window_can_be_scored_behind_a_gap(name: str) -> None:
     """Rows of an earlier position, in scratch slots, as a method scores a kept set on the last tokens."""

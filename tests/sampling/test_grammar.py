@@ -152,6 +152,7 @@ def test_what_cannot_be_compiled_is_named(asked: dict[str, str]) -> None:
         engine().stream(PROMPT, **asked)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "parameters",
