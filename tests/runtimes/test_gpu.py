@@ -10,7 +10,7 @@ import torch
 from helpers.models import FAMILY_NAMES, SUBLAYERS, build, prompt
 from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from selfspec import Engine, SamplingParams
-from selfspec.runtimes.graphs import FEWEST_SLOTS
+from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.target import Target
 
 pytestmark = [

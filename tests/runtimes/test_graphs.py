@@ -22,9 +22,11 @@ from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Forward, Rows, SequenceState, branches
-from selfspec.runtimes import graphs
+from selfspec.runtimes import arena, graphs
+from selfspec.runtimes.arena import FEWEST_SLOTS, Arena, LeasedCache
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.graphs import FEWEST_SLOTS, MOST_ROWS, SHORTEST_SPAN, Arena, CudaRecorder, Graphs, LeasedCache
+from selfspec.runtimes.graphs import MOST_ROWS, SHORTEST_SPAN, Graphs
+from selfspec.runtimes.recorder import CudaRecorder, capturing
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation, SamplingParams
@@ -312,7 +314,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 @recording
 def test_a_longer_request_gets_a_larger_arena_after_the_smaller_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "FEWEST_SLOTS", SHORTEST_SPAN)
+    monkeypatch.setattr(arena, "FEWEST_SLOTS", SHORTEST_SPAN)
     engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     engine.generate(prompt(17), max_new_tokens=24)
     old = weakref.ref(graphs_of(engine.target).arena.slots.untyped_storage())
@@ -324,7 +326,7 @@ def test_a_longer_request_gets_a_larger_arena_after_the_smaller_is_gone(monkeypa
         found.append((made.capacity, alone))
         return made
 
-    monkeypatch.setattr(graphs, "Arena", make_alone)
+    monkeypatch.setattr(arena, "Arena", make_alone)
     engine.generate(prompt(SHORTEST_SPAN - 8), max_new_tokens=12)
     assert found == [(2 * SHORTEST_SPAN, True)]
     assert engine.generate(prompt(17), max_new_tokens=24).token_ids == plain_text("llama", prompt(17), 24)
@@ -538,7 +540,7 @@ def test_a_capture_is_warmed_up_and_always_ended(fails: bool, monkeypatch: pytes
         recorder.record(function)()
     middle = ["failed", "end"] if fails else ["run", "end", "replay"]
     assert log == ["run", "begin in the pool, thread_local", *middle]
-    assert not graphs.capturing.locked()
+    assert not capturing.locked()
 
 
 @pytest.mark.parametrize("window", [None, 4, 50])

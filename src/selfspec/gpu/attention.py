@@ -19,7 +19,7 @@ from selfspec.gpu.launch import MOST_ROWS
 from selfspec.model import transfer
 from selfspec.model.forward import Rows
 from selfspec.runtimes.fused import FusedAttention
-from selfspec.runtimes.graphs import Tree
+from selfspec.runtimes.static_rows import Tree
 
 SPLIT = 128
 """Positions of a split."""

@@ -14,11 +14,13 @@ from torch.nn import functional
 from selfspec.errors import UnsupportedModelError
 from selfspec.gpu import DEVICES, load_kernels
 from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.arena import Arenas
 from selfspec.runtimes.comparison import has_independent_rows
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import Attend, FusedAttention, FusedBlock, RowNorm
-from selfspec.runtimes.graphs import Arenas, Graphs, find_recorder
+from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.products import Function, LowBitProduct, Product, can_join, join
+from selfspec.runtimes.recorder import find_recorder
 from selfspec.runtimes.runner import Runner
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

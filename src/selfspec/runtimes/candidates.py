@@ -14,8 +14,9 @@ import torch
 
 from selfspec.errors import InvalidParameterError
 from selfspec.model.decoder import Decoder
+from selfspec.runtimes.arena import Arenas
 from selfspec.runtimes.copy_store import CopyStore
-from selfspec.runtimes.graphs import Arenas, Graphs
+from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.inductor import make_inductor_runner
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.runner import Runner, make_runner

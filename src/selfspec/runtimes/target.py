@@ -18,10 +18,10 @@ from selfspec.model.splitting import Nothing
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.accelerators import is_accelerator
 from selfspec.runtimes.adapting import check_adapted
+from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.candidates import RUNTIMES, Candidate, find_candidate
 from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedBlock
-from selfspec.runtimes.graphs import FEWEST_SLOTS
 from selfspec.runtimes.levels import LevelChoice, settle_level
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
