@@ -96,6 +96,7 @@ FAST = {("llama", torch.float32), ("mixtral", torch.float32), ("gemma2", torch.b
         pytest.param(*case, marks=[pytest.mark.slow] * (case not in FAST))
         for case in itertools.product(RIGHT, (torch.float32, torch.bfloat16))
     ],
+    ids=str,
 )
 def test_right_runtimes_pass(name: str, dtype: torch.dtype) -> None:
     decoder = take_apart(copy.deepcopy(build(name)).to(dtype))
