@@ -17,7 +17,7 @@ help:
 	@echo "make serve     serve a real model over HTTP, with a page to chat with it"
 	@echo "make test      run the tests of the library"
 	@echo "make test-lab  run the tests of the laboratory"
-	@echo "make test-slow run the tests that take long: soak, every instruction level, the wheel, Ray, every method on smollm2"
+	@echo "make test-slow run the tests that take long: soak, Ray, every instruction level, the wheel, every method on smollm2, further cases"
 	@echo "make docs      build the documentation as a site in build/site; fails where a link leads nowhere"
 	@echo "make test-gpu  run the tests of the Triton kernels in Triton's interpreter; installs Triton"
 	@echo "make lint      check style and types"

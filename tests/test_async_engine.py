@@ -292,12 +292,12 @@ def test_a_cancelled_task_cancels_its_request() -> None:
 
 
 def test_closing_waits_for_requests_or_ends_them() -> None:
-    async def main(**how: Any) -> list[Any]:
+    async def main(tokens: int = 900, **how: Any) -> list[Any]:
         served = AsyncEngine(make_engine(), max_batch=1)
         served.start()
         streams = [
-            served.submit(prompt(7), **LONG),
-            served.submit(prompt(8), **LONG),
+            served.submit(prompt(7), **{**LONG, "max_new_tokens": tokens}),
+            served.submit(prompt(8), **{**LONG, "max_new_tokens": tokens}),
         ]
         await anext(streams[0])
         await served.close(**how)
@@ -311,7 +311,7 @@ def test_closing_waits_for_requests_or_ends_them() -> None:
         assert served.stats().running == served.stats().waiting == 0
         return ends
 
-    assert asyncio.run(main()) == [899, 900]
+    assert asyncio.run(main(90)) == [89, 90]
     for how in ({"drain": False}, {"timeout": 0.0}):
         assert all(isinstance(end, EngineClosedError) for end in asyncio.run(main(**how)))
 

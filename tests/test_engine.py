@@ -111,10 +111,10 @@ def test_counts_agree_with_the_records() -> None:
 
 def test_threads_do_not_disturb_each_other() -> None:
     shared = engine("layerskip-dv")
-    prompts = [[seed, *PROMPT, 2 * seed] for seed in range(12)]
-    alone = [engine("autoregressive").generate(prompt, max_new_tokens=40).token_ids for prompt in prompts]
+    prompts = [[seed, *PROMPT, 2 * seed] for seed in range(8)]
+    alone = [engine("autoregressive").generate(prompt, max_new_tokens=24).token_ids for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda prompt: shared.generate(prompt, max_new_tokens=40), prompts))
+        together = list(pool.map(lambda prompt: shared.generate(prompt, max_new_tokens=24), prompts))
     assert [result.token_ids for result in together] == alone
     assert all(drafts(result) for result in together)
 
@@ -155,19 +155,27 @@ def test_without_a_tokenizer_ids_work_and_text_does_not() -> None:
         bare.generate(PROMPT, stop="x")
 
 
+@functools.cache
+def plain_end(**parameters: Any) -> Generation:
+    return engine("autoregressive").generate(PROMPT, **parameters)
+
+
+CRITERION = MaxLengthCriteria(len(PROMPT) + 33)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_end_is_where_plain_decoding_ends(method: str) -> None:
-    plain = engine("autoregressive").generate(PROMPT, max_new_tokens=60)
+    plain = plain_end(max_new_tokens=60)
     stop = make_tokenizer().decode(plain.token_ids[30:32])
     for ending in (
         {"stop_token_ids": (plain.token_ids[25],)},
         {"stop": (stop,)},
-        {"stopping_criteria": (MaxLengthCriteria(len(PROMPT) + 33),)},
+        {"stopping_criteria": (CRITERION,)},
         {"max_new_tokens": 1},
         {"max_new_tokens": 2},
     ):
         parameters = {"max_new_tokens": 60, **ending}
-        expected = engine("autoregressive").generate(PROMPT, **parameters)
+        expected = plain_end(**parameters)
         result = engine(method).generate(PROMPT, **parameters)
         assert expected.new_token_count < 60
         assert (result.token_ids, result.finish_reason, result.text) == (

@@ -5,7 +5,6 @@ The data is looked for beside the repository; where it is not there, only the te
 
 from __future__ import annotations
 
-import ast
 import html
 import json
 import re
@@ -13,6 +12,7 @@ import subprocess
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -76,8 +76,18 @@ def readings(name: str, text: str) -> list[str]:
     """A file's text as it stands, with escapes decoded, and the string literals of Python joined."""
     if not name.endswith(".py"):
         return [text, unescaped(text)] if "\\" in text or "&" in text else [text]
-    constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
-    return [text, "\n".join(value for value in constants if isinstance(value, str))]
+    return [text, "\n".join(literals(compile(text, name, "exec", dont_inherit=True).co_consts))]
+
+
+def literals(constants: Iterable[object]) -> Iterator[str]:
+    """The strings of compiled code. An abstract syntax tree has them too, but takes three times as long."""
+    for each in constants:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, CodeType):
+            yield from literals(each.co_consts)
+        elif isinstance(each, tuple | frozenset):
+            yield from literals(each)
 
 
 def quotations(files: dict[str, str], sources: list[str]) -> dict[str, set[str]]:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +41,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What came of everything in each process."""
+def ended(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
+    """What came of everything in each of two processes, and what rank 0 wrote when rank 1 was killed afterwards."""
     out = tmp_path_factory.mktemp("ranks")
-    for process in start("share", folder, out):
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output[-4000:]
-    return read(out)
+    first, second = start(folder, out, "SIGKILL")
+    outputs = [process.communicate(timeout=300)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (3, -signal.SIGKILL), [output[-4000:] for output in outputs]
+    return read(out), outputs[0]
 
 
-def start(task: str, folder: Path, out: object, **others: str) -> list["subprocess.Popen[str]"]:
+@pytest.fixture(scope="module")
+def shared(ended: tuple[list[dict[str, Any]], str]) -> list[dict[str, Any]]:
+    """What came of everything in each process."""
+    return ended[0]
+
+
+def start(folder: Path, out: object, number: str, **others: str) -> list["subprocess.Popen[str]"]:
     """Two processes that share a model, with the variables that ``torchrun`` would give them."""
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), **others}
     return [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), task, str(folder), str(out)],
+            [sys.executable, str(PROGRAM), str(folder), str(out), number],
             env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **common),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -99,7 +104,7 @@ def test_the_text_is_that_of_the_whole_model(shared: list[dict[str, Any]], case:
 @pytest.mark.slow
 def test_torchrun_starts_them(shared: list[dict[str, Any]], folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port())]
-    command += [str(PROGRAM), "share", str(folder), str(tmp_path)]
+    command += [str(PROGRAM), str(folder), str(tmp_path), "-"]
     ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-4000:]
     for started, wanted in zip(read(tmp_path), shared, strict=True):
@@ -140,20 +145,26 @@ def test_what_cannot_be_shared_is_refused_on_every_rank(shared: list[dict[str, A
         assert "\n" not in each["errors"][name]
 
 
-@pytest.fixture(params=["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
-def losing(request: pytest.FixtureRequest, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Rank 0 of two processes of which rank 1 is lost while they generate."""
-    processes = start("lose", folder, request.param, SELFSPEC_RANK_TIMEOUT="4")
-    yield processes[0]
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
-
-
-def test_a_lost_process_ends_the_others(losing: "subprocess.Popen[str]") -> None:
-    output, _ = losing.communicate(timeout=300)
-    assert losing.returncode == 3, output[-3000:]
+def assert_ended(output: str) -> None:
+    """Rank 0 says that the other one was lost, and soon."""
     message = r"([\d.]+) s later: RanksError: another process that shares the model ended or did not answer"
     found = re.search(message, output)
-    assert found is not None
+    assert found is not None, output[-3000:]
     assert float(found[1]) < 60
+
+
+def test_a_lost_process_ends_the_others(ended: tuple[list[dict[str, Any]], str]) -> None:
+    assert_ended(ended[1])
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_ends_the_others(folder: Path) -> None:
+    processes = start(folder, "-", "SIGSTOP", SELFSPEC_RANK_TIMEOUT="4")
+    try:
+        output, _ = processes[0].communicate(timeout=300)
+        assert processes[0].returncode == 3, output[-3000:]
+        assert_ended(output)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=30)

@@ -77,6 +77,7 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.trained
 def test_requests_to_a_server(tmp_path: Path) -> None:
     """The snippets that ask ``selfspec serve``, in Python and by curl, against a real one."""

@@ -366,6 +366,7 @@ def test_interrupt_keeps_what_was_written(
     assert bool(result.stdout) == (not form)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_for_real(checkpoint: str) -> None:
     process = start("generate", PROMPT, "--model", checkpoint, "--max-new-tokens", "1000", "--ignore-eos")

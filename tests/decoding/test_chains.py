@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
@@ -205,6 +205,7 @@ def test_chains_beside_each_other(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_verified_in_one_call_they_get_what_they_get_row_by_row(
     family: str, dtype: torch.dtype, data: st.DataObject

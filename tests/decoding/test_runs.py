@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, StoppingCriteriaList
 
@@ -100,6 +100,7 @@ def test_a_run_writes_what_single_steps_write(name: str, choice: str) -> None:
     assert all(round.seconds.verify > 0 for round in ours.rounds)
 
 
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_prompts_together(data: st.DataObject) -> None:
     """Of different lengths and rooms, some of which end at a token in the middle of a run."""

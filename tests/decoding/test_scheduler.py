@@ -204,7 +204,7 @@ def test_prompts_that_arrive_together_share_what_is_read() -> None:
         assert tuple(each.output.token_ids) == plain_text("llama", [*prompt(100), seed, 1, 2, 3, 4], 4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 10**6))
 def test_any_arrivals_and_cancellations(seed: int) -> None:
     """Texts are those of plain decoding, the limits hold at every step, and all memory is given back."""

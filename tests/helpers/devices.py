@@ -21,6 +21,9 @@ Fault = Callable[[torch.Tensor, torch.Tensor, Forward], torch.Tensor]
 
 REFERENCE = CANDIDATES[0]
 
+SMALL = {"num_hidden_layers": 2, "max_position_embeddings": 128}
+"""Sizes of a model that a trial runs in no time."""
+
 AMPLE = 600.0
 """Seconds of a trial of which what is right counts, not the time: machines of tests are busy."""
 
@@ -165,8 +168,8 @@ def random_fault(seed: int, sublayers: int) -> Candidate:
 
 
 def small() -> Decoder:
-    """A model that a trial runs in no time."""
-    return take_apart(random_model(num_hidden_layers=2, max_position_embeddings=128))
+    """A random model of these sizes, taken apart."""
+    return take_apart(random_model(**SMALL))
 
 
 def reasons(trial: DeviceTrial) -> dict[str, str | None]:

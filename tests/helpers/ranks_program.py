@@ -1,7 +1,7 @@
-"""What each of several processes runs that share a tiny model: ``torchrun … ranks_program.py TASK FOLDER OUT``.
+"""What each of several processes runs that share a tiny model: ``torchrun … ranks_program.py FOLDER OUT SIGNAL``.
 
-The task ``share`` writes what came of everything to ``OUT/RANK.json``. ``lose`` generates until rank 1 ends or stops in
-the middle of it, by the signal in ``OUT``, and prints the error that the others get, and after how long.
+First, what came of everything is written to ``OUT/RANK.json``. Then they generate until rank 1 ends or stops in the
+middle of it, by ``SIGNAL``; the error that the others get is printed, and after how long. ``-`` leaves either out.
 """
 
 import asyncio
@@ -44,8 +44,7 @@ MAY_DRAFT_NOTHING = ("plain", "auto by its clock", "for a time")
 RANK = int(os.environ.get("RANK", 0))
 
 
-def share(folder: Path) -> dict[str, Any]:
-    model, tokenizer = load_model(folder / "llama", tp_plan="auto", dtype="float32")
+def share(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
     torch.manual_seed(RANK)  # samples have to be alike all the same
     found: dict[str, Any] = {"shard": list(model.model.layers[0].self_attn.q_proj.weight.to_local().shape)}
     for name, (method, settings, parameters) in CASES.items():
@@ -101,8 +100,7 @@ def error(task: Callable[[], Any]) -> str:
     return "none"
 
 
-def lose(folder: Path, number: int) -> None:
-    model, _ = load_model(folder / "llama", tp_plan="auto", dtype="float32")
+def lose(model: Any, number: int) -> None:
     engine = Engine(model, method="uniform", settings=UNIFORM)
     last = time.monotonic()
     try:
@@ -118,9 +116,10 @@ def lose(folder: Path, number: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    task, given = sys.argv[1], Path(sys.argv[2])
-    if task == "share":
-        Path(sys.argv[3], f"{RANK}.json").write_text(json.dumps(share(given)))
-        distributed.destroy_process_group()
-    else:
-        lose(given, signal.Signals[sys.argv[3]])
+    given, out, number = Path(sys.argv[1]), *sys.argv[2:]
+    loaded = load_model(given / "llama", tp_plan="auto", dtype="float32")
+    if out != "-":
+        Path(out, f"{RANK}.json").write_text(json.dumps(share(*loaded, given)))
+    if number != "-":
+        lose(loaded[0], signal.Signals[number])
+    distributed.destroy_process_group()

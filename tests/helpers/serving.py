@@ -234,13 +234,3 @@ def listening(engine: ServedEngine, **options: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(20)
-
-
-def sleep_long(_: RequestReader, __: bytes) -> None:
-    """What a body would have to do to keep a process for ever."""
-    time.sleep(600)
-
-
-def take_memory(_: RequestReader, __: bytes) -> None:
-    """Takes more memory than there is for reading a body."""
-    bytes(64 * 2**30)

@@ -43,13 +43,14 @@ def slow_scores(
         allowed: the tokens that a grammar allows after an output; all of them if not given.
     """
     possible = range(len(logits)) if allowed is None else allowed(output)
+    counts = Counter(output)
     scores = []
     for token_id, logit in enumerate(logits):
         score = logit + params.logit_bias.get(token_id, 0.0)
-        if token_id in prompt or token_id in output:
+        if token_id in prompt or token_id in counts:
             penalty = params.repetition_penalty
             score = score / penalty if score > 0 else score * penalty
-        times = sum(written == token_id for written in output)
+        times = counts[token_id]
         score -= params.frequency_penalty * times
         score -= params.presence_penalty if times else 0.0
         if token_id in ends and len(output) < params.min_tokens:

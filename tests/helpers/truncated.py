@@ -19,11 +19,13 @@ def truncated(name: str, layers: int) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
 def predictions(name: str, token_ids: list[int]) -> list[list[tuple[int, float]]]:
     """For every exit layer (the model itself last) and position the greedy token and its probability."""
-    result = []
-    for layers in range(1, LAYERS + 1):
-        probabilities = truncated(name, layers)(torch.tensor([token_ids])).logits[0].float().softmax(-1)
-        result.append([(int(row.argmax()), float(row.max())) for row in probabilities])
-    return result
+    return [predictions_of(name, layers, token_ids) for layers in range(1, LAYERS + 1)]
+
+
+@torch.no_grad()
+def predictions_of(name: str, layers: int, token_ids: list[int]) -> list[tuple[int, float]]:
+    """The same for one exit layer."""
+    best = truncated(name, layers)(torch.tensor([token_ids])).logits[0].float().softmax(-1).max(-1)
+    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers.devices import AMPLE, REFERENCE, reasons, small
+from helpers.kernels import has_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import prompt
 from helpers.recorder import StrictRecorder
@@ -27,6 +28,7 @@ INDUCTOR = find_candidate("inductor")
 
 @pytest.fixture(autouse=True)
 def _kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_kernels()  # finds those of the user: in an empty cache folder they would be built again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import time
 import warnings
@@ -14,7 +15,8 @@ import torch
 
 from helpers import devices
 from helpers.clock import HandClock
-from helpers.devices import AMPLE, FAULTS, REFERENCE, failing, faulty, random_fault, reasons, slow, small
+from helpers.devices import AMPLE, FAULTS, REFERENCE, SMALL, failing, faulty, random_fault, reasons, slow, small
+from helpers.kernels import has_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import build, prompt
 from selfspec import Engine
@@ -51,6 +53,7 @@ EMPTY: dict[str, Any] = {"device": "x", "weights": {}, "seconds": 0, "free_bytes
 
 @pytest.fixture(autouse=True)
 def _kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_kernels()  # finds those of the user: in an empty cache folder they would be built again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -69,11 +72,12 @@ def use(monkeypatch: pytest.MonkeyPatch, tried: Sequence[Candidate]) -> None:
 # What is compared.
 
 
-def test_a_wrong_candidate_is_never_chosen_in_a_thousand_tries() -> None:
-    """Each of 250 trials has its own random texts and four candidates, each with one of nine faults somewhere."""
+@pytest.mark.parametrize("trials", [25, pytest.param(250, marks=pytest.mark.slow)])
+def test_a_wrong_candidate_is_never_chosen(trials: int) -> None:
+    """Each trial has its own random texts and four candidates, each with one of nine faults somewhere."""
     decoder = small()
     seen: set[str] = set()
-    for seed in range(250):
+    for seed in range(trials):
         wrong = [random_fault(4 * seed + place, 4) for place in range(4)]
         trial = Trial(decoder, (REFERENCE, *wrong), seed=seed, budget=AMPLE).run()
         assert trial.order == ["eager"]
@@ -82,8 +86,18 @@ def test_a_wrong_candidate_is_never_chosen_in_a_thousand_tries() -> None:
     assert len(seen) == len(FAULTS)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-window", "phi3-longrope", "mixtral", "olmo2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+RIGHT = ("llama", "gemma2", "mistral-window", "phi3-longrope", "mixtral", "olmo2")
+FAST = {("llama", torch.float32), ("mixtral", torch.float32), ("gemma2", torch.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in FAST))
+        for case in itertools.product(RIGHT, (torch.float32, torch.bfloat16))
+    ],
+    ids=str,
+)
 def test_right_runtimes_pass(name: str, dtype: torch.dtype) -> None:
     decoder = take_apart(copy.deepcopy(build(name)).to(dtype))
     trial = Trial(decoder, (REFERENCE, FUSED, COMPILED), budget=AMPLE).run()
@@ -299,14 +313,14 @@ def test_an_engine_takes_what_the_trial_chose_and_later_ones_read_it(monkeypatch
     made: list[int] = []
     run = Trial.run
     monkeypatch.setattr(Trial, "run", lambda trial: made.append(1) or run(trial))
-    model = random_model()
+    model = random_model(**SMALL)
     first = Target(model)
     assert first.trial is not None
     assert first.chosen_runtime == first.trial.order[0]
     second = Target(model)
     assert second.trial == first.trial
     assert len(made) == 1
-    Target(random_model(initializer_range=0.3))  # other weights
+    Target(random_model(**SMALL, initializer_range=0.3))  # other weights
     assert len(made) == 2
     monkeypatch.setattr(trial_store, "describe_device", lambda device: {"driver": "another"})
     Target(model)
@@ -430,7 +444,7 @@ def test_without_memory_for_the_trial_transformers_modules_run(monkeypatch: pyte
 def test_a_damaged_table_is_made_again(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_store, "trial_key", lambda decoder, identity: {})
     KeptFile("trials", {}).write(content)
-    trial = Target(random_model()).trial
+    trial = Target(random_model(**SMALL)).trial
     assert trial is not None
     assert DeviceTrial.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
 

@@ -23,7 +23,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return run_program("whole_forward.cpp", tmp_path_factory.mktemp("own") / "own", "g++", "-O1")
 
 
-@pytest.mark.parametrize("name", ["neon", "neon-bf16"])
+@pytest.mark.parametrize("name", [pytest.param("neon", marks=pytest.mark.slow), "neon-bf16"])
 def test_arm64_computes_what_this_processor_computes(name: str, own: list[list[str]], tmp_path: Path) -> None:
     flags = *next(level.flags for level in LEVELS if level.name == name), "-O1", "-static"
     arm = run_program("whole_forward.cpp", tmp_path / name, COMPILER, *flags, emulator=(EMULATOR, "-cpu", "max"))

@@ -34,6 +34,9 @@ from selfspec.types import Generation, SamplingParams
 FAMILY_NAMES = ("llama", "mistral-window", "olmo2", "gemma2", "gemma3", "mixtral", "stablelm")
 """One of each way in which sublayers of families differ: the others are tested on the runtimes that are chosen."""
 
+ALSO = ("gemma2", "olmo2", "stablelm")
+"""Families of which fast tests compare the text alone."""
+
 CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
 
 
@@ -107,7 +110,9 @@ def outputs(target: Target, prefix: int) -> list[torch.Tensor]:
 
 
 @recording
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALSO)) for name in FAMILY_NAMES]
+)
 def test_replays_compute_what_the_modules_do(name: str) -> None:
     """In any layout, at several lengths, on two sequences one after the other."""
     ours, generic = Target(own(name), "graphs"), Target(own(name), "eager")

@@ -94,7 +94,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(case: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_speculative_sampling_has_the_distribution_of_the_definition(method: str) -> None:
     params = SamplingParams(
-        max_new_tokens=400, temperature=1.3, seed=3, acceptance="speculative", ignore_eos=True, **CASES["all"]
+        max_new_tokens=250, temperature=1.3, seed=3, acceptance="speculative", ignore_eos=True, **CASES["all"]
     )
     result = engine(method).generate(PROMPT, params)
     assert result.accepted > 0 or method not in ("layerskip", "swift")
@@ -102,7 +102,7 @@ def test_speculative_sampling_has_the_distribution_of_the_definition(method: str
 
 
 def test_the_test_of_distributions_notices_a_missing_penalty() -> None:
-    params = SamplingParams(max_new_tokens=400, temperature=1.3, seed=3, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=250, temperature=1.3, seed=3, ignore_eos=True)
     result = engine("autoregressive").generate(PROMPT, params)
     wrong = replace(params, presence_penalty=0.5, frequency_penalty=0.5)
     assert p_value_of_samples(MODEL, PROMPT, result.token_ids, wrong) < 1e-6

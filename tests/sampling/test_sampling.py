@@ -119,7 +119,7 @@ def test_speculative_rounds_follow_the_target() -> None:
     """Drafting and accepting together, siblings included; the first token against its analytic distribution."""
     rule = Speculative(seeded_generator(8, "cpu"))
     target, draft = some_scores(1, rows=6), some_scores(2, rows=2)
-    draws = 20_000
+    draws = 5_000
     counts: Counter[int] = Counter()
     for _ in range(draws):
         top, below = candidates(rule, draft[0], 0, 3), candidates(rule, draft[1], 1, 2)

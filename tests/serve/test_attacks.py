@@ -15,8 +15,9 @@ from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 
 from helpers.checkpoints import CHAT_TEMPLATE, EOS, make_tokenizer
+from helpers.harmful_reading import sleep_long, take_memory
 from helpers.models import build
-from helpers.serving import InlineReaders, ScriptedEngine, make_client, sleep_long, take_memory
+from helpers.serving import InlineReaders, ScriptedEngine, make_client
 from selfspec.async_engine import AsyncEngine
 from selfspec.engine import Engine
 from selfspec.errors import QueueFullError

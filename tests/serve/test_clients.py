@@ -35,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def server(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     arguments = ("--model", folder, "--name", "tiny", "--method", "uniform", "--max-batch", "4", "--max-waiting", "8")
+    arguments = (*arguments, "--readers", "1")
     with serve(tmp_path_factory.mktemp("server"), *arguments, env={"SELFSPEC_API_KEY": KEY}) as running:
         yield running
 
@@ -277,7 +278,7 @@ class TestErrors:
 
         async def ask() -> list[Any]:
             async with openai.AsyncOpenAI(**options(server)) as client:
-                asked = (client.completions.create(prompt=PROMPTS[0], max_tokens=300, **GREEDY) for _ in range(40))
+                asked = (client.completions.create(prompt=PROMPTS[0], max_tokens=150, **GREEDY) for _ in range(40))
                 return list(await asyncio.gather(*asked, return_exceptions=True))
 
         answers = asyncio.run(ask())

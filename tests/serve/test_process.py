@@ -95,7 +95,7 @@ class Process:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, *program, "serve", "--model", model, "--port", str(port), *arguments],
+            [sys.executable, *program, "serve", "--model", model, "--port", str(port), "--readers", "1", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -189,6 +189,7 @@ ENDLESS = (
 """A template that one text keeps busy for days, as an attacker's text would a bad template for minutes."""
 
 
+@pytest.mark.slow
 def test_a_signal_does_not_wait_for_a_text_that_takes_long_to_encode(tmp_path: Path) -> None:
     model = str(save_checkpoint(tmp_path / "tiny-chat", chat_template=ENDLESS + CHAT_TEMPLATE))
     options = ("--method", "autoregressive", "--drain-seconds", "0.5", "--read-seconds", "300")

@@ -38,8 +38,15 @@ from selfspec.serve.ray_server import cpus_of_replicas
 
 ROOT = Path(__file__).parents[2]
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+
+def starts_ray(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test for which Ray starts its dozen processes."""
+    return needs_ray(pytest.mark.slow(test))
+
+
 PATIENCE = 180.0
-"""Seconds: Ray starts a dozen processes, and the machine may be busy."""
+"""Seconds: Ray takes long to start, and the machine may be busy."""
 
 TEXT = "one two three one two three one two"
 
@@ -79,7 +86,7 @@ def started(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         yield server, env["RAY_TMPDIR"]
 
 
-@needs_ray
+@starts_ray
 def test_a_replica_streams_the_text_of_the_engine(model: str, started: tuple[ServerProcess, str]) -> None:
     text, report = streamed(started[0].url, TEXT, 48)
     assert text == Engine.from_pretrained(model, "autoregressive").generate(TEXT, max_new_tokens=48).text
@@ -87,14 +94,14 @@ def test_a_replica_streams_the_text_of_the_engine(model: str, started: tuple[Ser
     assert report["drafted_tokens"] >= report["accepted_tokens"] > 0
 
 
-@needs_ray
+@starts_ray
 def test_threads_of_a_replica_soon_sleep(started: tuple[ServerProcess, str]) -> None:
     (replica,) = replicas(started[1])
     environment = Path(f"/proc/{replica}/environ").read_bytes().split(b"\0")
     assert [each for each in environment if each.startswith(b"GOMP_SPINCOUNT=")] == [b"GOMP_SPINCOUNT=2000"]
 
 
-@needs_ray
+@starts_ray
 def test_ray_shows_the_metrics_of_a_replica(started: tuple[ServerProcess, str]) -> None:
     server, folder = started
     streamed(server.url, TEXT, 8)
@@ -111,7 +118,7 @@ def test_ray_shows_the_metrics_of_a_replica(started: tuple[ServerProcess, str]) 
     assert wait_for(written)
 
 
-@needs_ray
+@starts_ray
 def test_bad_requests_are_answered_as_without_ray(started: tuple[ServerProcess, str]) -> None:
     url = started[0].url
     wrong = httpx.post(f"{url}/v1/completions", json={"prompt": 3.5}, timeout=PATIENCE)
@@ -120,7 +127,7 @@ def test_bad_requests_are_answered_as_without_ray(started: tuple[ServerProcess, 
     assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "host_not_allowed")
 
 
-@needs_ray
+@starts_ray
 def test_more_requests_than_may_wait_are_refused(started: tuple[ServerProcess, str]) -> None:
     body = {"prompt": TEXT, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
@@ -189,8 +196,7 @@ def configured(model: str, folder: Path, **deployment: Any) -> Iterator[Cluster]
                 process.wait()
 
 
-@needs_ray
-@pytest.mark.slow
+@starts_ray
 def test_a_replica_that_is_killed_under_load_loses_its_own_requests_and_is_replaced(model: str, tmp_path: Path) -> None:
     prompts = [f"{TEXT} {index}" for index in range(60)]
     outputs = Engine.from_pretrained(model, "autoregressive").generate(prompts, max_new_tokens=100, ignore_eos=True)
@@ -225,8 +231,7 @@ def test_a_replica_that_is_killed_under_load_loses_its_own_requests_and_is_repla
         assert all(count > 0 for count in cached[1:])
 
 
-@needs_ray
-@pytest.mark.slow
+@starts_ray
 def test_a_replica_is_added_under_load_and_leaves_after_it(model: str, tmp_path: Path) -> None:
     expected = Engine.from_pretrained(model, "autoregressive").generate(TEXT, max_new_tokens=100, ignore_eos=True).text
     scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1}
@@ -277,8 +282,7 @@ class Failing(Method):
 """A method that ends the engine's thread by an exception."""
 
 
-@needs_ray
-@pytest.mark.slow
+@starts_ray
 def test_a_replica_whose_engine_failed_is_replaced(model: str, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     options = ("--ray", "--model", model, "--method", "failing:Failing", "--readers", "1")

@@ -67,17 +67,19 @@ def test_rounds_with_the_head_follow_each_other_natively(tmp_path: Path, monkeyp
         assert {str(each.verification) for each in result.rounds} == {"native"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] * (each == "qwen3_next")) for each in FAMILIES]
+)
 def test_the_head_drafts_and_the_text_is_the_models_own(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(monkeypatch, CHEAP)
     model = load(save_with_head(family, tmp_path))
     engine, expected = Engine(model), [greedy(model, prompt) for prompt in PROMPTS]
-    alone = [engine.generate(prompt, max_new_tokens=TOKENS) for prompt in PROMPTS]
+    alone = [engine.generate(prompt, max_new_tokens=TOKENS) for prompt in PROMPTS[:2]]
     together = Engine(model, max_batch=3).generate(PROMPTS, max_new_tokens=TOKENS)
     for results in (alone, together):
-        assert [result.token_ids for result in results] == expected
+        assert [result.token_ids for result in results] == expected[: len(results)]
         assert accepted(results) > 10
     assert not any(each.kept for result in alone for each in result.rounds)
 

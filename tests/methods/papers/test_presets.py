@@ -101,10 +101,10 @@ def test_the_text_is_that_of_plain_decoding(name: str, authors: bool, family: st
     ("name", "settings"),
     [
         ("del", {}),
-        ("del", {"dynamic_length": False}),
-        ("swift-v2", {"context_window": 8, "confidence_threshold": 0.3}),
-        ("clasp", {"update_interval": 4, "draft_exit_threshold": 0.3}),
-        ("knapspec", {"interval": 8, "confidence_threshold": 0.3}),
+        ("swift-v2", {"context_window": 8, "confidence_threshold": 0.3, "max_draft_length": 5}),
+        pytest.param("del", {"dynamic_length": False}, marks=pytest.mark.slow),
+        pytest.param("clasp", {"update_interval": 4, "draft_exit_threshold": 0.3}, marks=pytest.mark.slow),
+        pytest.param("knapspec", {"interval": 8, "confidence_threshold": 0.3}, marks=pytest.mark.slow),
     ],
 )
 def test_speculative_sampling_writes_the_targets_distribution(name: str, settings: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.recording import record
-from helpers.truncated import predictions
+from helpers.truncated import predictions, predictions_of
 from selfspec.decoding.draft import LayerDraft
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, InvalidSettingError
@@ -72,7 +72,7 @@ class Algorithm1:
         """Lines 6 to 13."""
         drafted: list[int] = []
         for _ in range(min(D_MAX, room)):  # 7; the last tokens of an output leave less room
-            token, s = predictions(self.name, [*self.text, *drafted])[exit_layer - 1][-1]  # 8
+            token, s = predictions_of(self.name, exit_layer, [*self.text, *drafted])[-1]  # 8
             if s < threshold:  # 9
                 break  # 10
             drafted.append(token)  # 12
@@ -84,10 +84,10 @@ class Algorithm1:
         prompt_length = len(self.text)
         exit_layer, threshold = self.update(range(max(0, prompt_length - CONTEXT), prompt_length))  # 2
         self.c, self.u, self.tcs, self.fcs = [], [], [], []  # 4
-        self.text.append(predictions(self.name, self.text)[-1][-1][0])
+        self.text.append(predictions_of(self.name, LAYERS, self.text)[-1][0])
         while (room := prompt_length + new_tokens - len(self.text)) > 0:  # 5
             drafted = self.draft(exit_layer, threshold, room - 1)
-            target = [token for token, _ in predictions(self.name, [*self.text, *drafted])[-1]]
+            target = [token for token, _ in predictions_of(self.name, LAYERS, [*self.text, *drafted])]
             first = len(self.text) - 1
             accepted = 0  # 14
             while accepted < len(drafted) and drafted[accepted] == target[first + accepted]:
