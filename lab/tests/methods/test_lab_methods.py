@@ -40,6 +40,7 @@ MARKOV_SETTINGS = {"adaptive-cosine": {"update_interval": 4, "confidence_thresho
 """The defaults draft little with so unsure a model."""
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_text_is_the_models_own(name: str, method: str) -> None:
