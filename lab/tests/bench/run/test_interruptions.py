@@ -10,7 +10,9 @@ import pytest
 from measured_runs import METHODS_TRIED, Watcher, lines, measure, options
 from selfspec import METHODS
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
-from selfspec_lab.bench.report import write_report
+from selfspec_lab.bench.report.markdown import to_markdown
+from selfspec_lab.bench.report.read import read_run
+from selfspec_lab.bench.report.summary import summarise
 from selfspec_lab.bench.run import folder as folder_module
 from selfspec_lab.bench.run.options import RunOptions
 from selfspec_lab.bench.run.peers import TRANSFORMERS_PEERS
@@ -98,8 +100,7 @@ def test_a_peer_that_cannot_be_made_is_reported_and_the_others_go_on(
     described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
     assert described["failures"] == {"llama-cpp": "UnsupportedModelError: no words for it"}
     assert described["llama_cpp"] is None
-    write_report(tmp_path / "out")
-    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    report = to_markdown(summarise(read_run(tmp_path / "out")))
     assert "llama-cpp could not be set up: UnsupportedModelError: no words for it" in report
 
 

@@ -12,7 +12,9 @@ from selfspec import METHODS, Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec_lab.bench import llama_cpp
-from selfspec_lab.bench.report import write_report
+from selfspec_lab.bench.report.markdown import to_markdown
+from selfspec_lab.bench.report.read import read_run
+from selfspec_lab.bench.report.summary import summarise
 from selfspec_lab.bench.run.measurement import Measurement
 from selfspec_lab.bench.run.peers import LLAMA_CPP_PEERS
 
@@ -29,11 +31,10 @@ def test_llama_cpp_writes_every_prompt_too(tmp_path: Path) -> None:
     assert described["options"]["peers"] == [*PEERS, *LLAMA_CPP_PEERS]
     assert described["stamp"]["versions"]["llama-cpp-python"] == described["llama_cpp"]["version"]
     assert described["llama_cpp"]["system_info"]
-    write_report(tmp_path / "out")
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    summary = summarise(read_run(tmp_path / "out"))
     assert summary["candidates"]["llama-cpp"]["kind"] == "peer"
     assert summary["plain_over"]["llama-cpp"]["speedup"] > 0
-    assert "its own copy of the weights" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "its own copy of the weights" in to_markdown(summary)
     watcher = Watcher()
     assert measure(tmp_path / "out", chosen, watcher, resume=True) == measured
     assert watcher.seen == []
@@ -46,7 +47,7 @@ def test_every_candidate_writes_every_prompt_in_every_repeat(run_folder: Path) -
     assert len(measured) == len(candidates) * len(PROMPTS) * 2
     assert [each for each in measured if each.error] == []
     assert all(each.identical is True for each in measured)
-    assert all(len(each.token_ids) == 12 and each.decode_seconds > 0 and each.prefill_seconds > 0 for each in measured)
+    assert all(len(each.token_ids) == 8 and each.decode_seconds > 0 and each.prefill_seconds > 0 for each in measured)
     assert all(each.peak_memory_bytes > 0 and each.prompt_token_count > 20 for each in measured)
 
 
@@ -65,7 +66,7 @@ def test_lines_have_what_happened_round_by_round(run_folder: Path) -> None:
             assert each.rounds is not None
             assert each.bytes is not None
             assert tuple(t for record in each.rounds for t in record.token_ids) == each.token_ids[1:]
-            assert each.bytes.tokens == 11
+            assert each.bytes.tokens == 7
 
 
 def test_a_line_comes_back_as_it_was(run_folder: Path) -> None:
@@ -160,8 +161,7 @@ def test_speculative_sampling_writes_another_text_in_each_repeat(tmp_path: Path)
         assert sum(record.accepted for record in records) > 0
         texts = {repeat: [each.token_ids for each in own if each.repeat == repeat] for repeat in (0, 1)}
         assert texts[0] != texts[1]
-    write_report(tmp_path / "out")
-    assert "temperature 1, top-p 0.95, speculative, seed 5" in (tmp_path / "out" / "report.md").read_text("utf-8")
+    assert "temperature 1, top-p 0.95, speculative, seed 5" in to_markdown(summarise(read_run(tmp_path / "out")))
 
 
 def test_presets_are_measured_beside_their_methods(tmp_path: Path) -> None:
