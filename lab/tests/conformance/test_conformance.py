@@ -307,7 +307,8 @@ class TestFaults:
     def test_a_stream_that_the_server_ends_for_another_request(self, start: Callable[[Script], str]) -> None:
         script = Script(interrupts=True, paths=ONE_INTERFACE)
         one = result_of(report(start(script), code=2), "others cancelled")
-        assert (one["status"], one["compared"]) == ("failed", 0)
+        assert one["status"] == "failed"
+        assert one["compared"] in (0, 2), "beside the first request, or on a busy machine beside the second"
         assert one["detail"].startswith("a stream beside another request: the stream ended")
 
     def test_a_divergence_counts_more_than_a_fault(self, start: Callable[[Script], str]) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,20 @@ def test_a_crash_of_a_method_is_a_line_and_the_others_go_on(tmp_path: Path, monk
     assert "exit layer 60 is out of range" in failures["layerskip"]
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_an_interrupted_run_goes_on_where_it_was(run_folder: Path, tmp_path: Path, cut: bool) -> None:
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was interrupted after 17 measurements; tests copy it."""
+    folder = tmp_path_factory.mktemp("interrupted") / "out"
     with pytest.raises(KeyboardInterrupt):
-        measure(out, watcher=Watcher(interrupt_after=17))
+        measure(folder, watcher=Watcher(interrupt_after=17))
+    return folder
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_interrupted_run_goes_on_where_it_was(
+    run_folder: Path, interrupted: Path, tmp_path: Path, cut: bool
+) -> None:
+    out = shutil.copytree(interrupted, tmp_path / "out")
     kept = (out / "results.jsonl").read_bytes()
     assert len(kept.splitlines()) == 17
     if cut:
