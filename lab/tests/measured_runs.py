@@ -64,7 +64,7 @@ def options(**changes: Any) -> RunOptions:
         "dtype": "float32",
         "device": "cpu",
         "repeats": 2,
-        "max_new_tokens": 12,
+        "max_new_tokens": 8,
         "settings": {"layerskip": {"exit_layer": 4, "draft_length": 3}},
     }
     return RunOptions(**{**chosen, **changes})

@@ -1,9 +1,11 @@
 """The bundled checkpoints are what their cards say: small, trained, and good at drafting for themselves."""
 
 import ast
+import functools
 import itertools
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,14 @@ WHOLE = ("tiny", "tiny-early-exit")
 PARAMS = SamplingParams(max_new_tokens=64)
 
 
+@functools.cache
+def loaded(checkpoint: str) -> Any:
+    """The model and the tokenizer, in float32. Shared by all tests, which must not change them."""
+    return load_model(checkpoint, dtype="float32", device="cpu")
+
+
 def engine(checkpoint: str, method: str = "autoregressive", **settings: object) -> Engine:
-    model, tokenizer = load_model(checkpoint, dtype="float32", device="cpu")
-    return Engine(model, tokenizer, method, settings=settings)
+    return Engine(*loaded(checkpoint), method, settings=settings)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -63,15 +70,14 @@ def test_the_samples_continue_prompts_of_ours(name: str) -> None:
         assert f"{form['well_formed']} of {form['documents']}" in card
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", ["tiny", pytest.param("tiny-early-exit", marks=pytest.mark.slow)])
 def test_every_method_writes_the_plain_text(name: str) -> None:
-    model, tokenizer = load_model(name, dtype="float32", device="cpu")
-    plain = Engine(model, tokenizer, method="autoregressive")
-    expected = {domain: plain.generate(texts[0], max_new_tokens=24) for domain, texts in PROMPTS.items()}
+    written = engine(name).generate([texts[0] for texts in PROMPTS.values()], max_new_tokens=24)
+    expected = dict(zip(PROMPTS, written, strict=True))
     methods = [name for name in METHODS if name != "mtp"]  # it needs a head
     for method, domain in zip(methods, itertools.cycle(PROMPTS), strict=False):
         settings = {"recent_tokens": 4} if method == "knapspec" else {}  # so that short outputs have a draft
-        result = Engine(model, tokenizer, method, settings=settings).generate(PROMPTS[domain][0], max_new_tokens=24)
+        result = engine(name, method, **settings).generate(PROMPTS[domain][0], max_new_tokens=24)
         assert result.token_ids == expected[domain].token_ids, method
         assert method == "autoregressive" or result.drafted > 0, method
 
@@ -94,35 +100,34 @@ def test_a_head_is_beside_its_model() -> None:
 
 @pytest.mark.parametrize("domain", list(PROMPTS))
 def test_a_head_drafts_well(domain: str) -> None:
-    model, tokenizer = load_model(TINY_MTP, dtype="float32", device="cpu")
-    drafting = Engine(model, tokenizer, "mtp")
-    plain = engine("tiny")
-    results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain][:4]]
-    assert [each.token_ids for each in results] == [
-        plain.generate(prompt, PARAMS).token_ids for prompt in PROMPTS[domain][:4]
-    ]
+    prompts = PROMPTS[domain][:4]
+    results = engine(str(TINY_MTP), "mtp").generate(list(prompts), PARAMS)
+    expected = engine("tiny").generate(list(prompts), PARAMS)
+    assert [each.token_ids for each in results] == [each.token_ids for each in expected]
     assert sum(result.accepted for result in results) > 0.6 * sum(result.drafted for result in results)
 
 
 @pytest.mark.parametrize(("domain", "least"), [("code", 0.5), ("math", 0.6), ("prose", 0.5)])
 def test_early_exits_draft_well(domain: str, least: float) -> None:
     drafting = engine("tiny-early-exit", "layerskip", exit_layer=6, draft_length=5)
-    results = [drafting.generate(prompt, PARAMS) for prompt in PROMPTS[domain][:4]]
+    results = drafting.generate(list(PROMPTS[domain][:4]), PARAMS)
     assert sum(result.accepted for result in results) > least * sum(result.drafted for result in results)
 
 
 def test_answers_have_the_form_of_gsm8k() -> None:
     writer = engine("tiny")
-    answers = [writer.generate(prompt, PARAMS, max_new_tokens=120).text for prompt in PROMPTS["math"][:4]]
+    results = writer.generate(list(PROMPTS["math"][:4]), PARAMS, max_new_tokens=120)
+    answers = [result.text for result in results]
     assert all(re.search(r"<<[^<>]+=[\d.]+>>", answer) for answer in answers)
     assert any(re.search(r"\n#### -?[\d.,]+\s*$", answer) for answer in answers)  # greedy text may loop instead
 
 
 def test_code_mostly_parses() -> None:
     writer = engine("tiny")
-    parses = 0
-    for prompt in PROMPTS["code"][:4]:
-        lines = (prompt + writer.generate(prompt, PARAMS, max_new_tokens=120).text).rstrip().splitlines()
+    prompts, parses = PROMPTS["code"][:4], 0
+    results = writer.generate(list(prompts), PARAMS, max_new_tokens=120)
+    for prompt, result in zip(prompts, results, strict=True):
+        lines = (prompt + result.text).rstrip().splitlines()
         parses += any(_parses("\n".join(lines[: len(lines) - cut])) for cut in range(4))
     assert parses >= 2
 

@@ -101,7 +101,7 @@ def run(*arguments: str) -> Result:
 
 def test_the_command_writes_a_checkpoint(tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
-    texts.write_text("def mean(values):\n    return sum(values) / len(values)\n" * 60, encoding="utf-8")
+    texts.write_text("def mean(values):\n    return sum(values) / len(values)\n" * 16, encoding="utf-8")
     short = ("--model", "tiny", "--texts", str(texts), "--steps", "2", "--rows", "1", "--length", "16", "--rank", "2")
     result = run(*short, "--out", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
@@ -118,7 +118,7 @@ def test_the_command_writes_a_checkpoint(tmp_path: Path) -> None:
 def test_the_command_writes_an_adapter(tmp_path: Path) -> None:
     """In float32 the model with it writes what the merged model writes."""
     texts, out = tmp_path / "texts.txt", tmp_path / "out"
-    texts.write_text("def mean(values):\n    return sum(values) / len(values)\n" * 60, encoding="utf-8")
+    texts.write_text("def mean(values):\n    return sum(values) / len(values)\n" * 16, encoding="utf-8")
     short = ("--model", "tiny", "--texts", str(texts), "--steps", "2", "--rows", "1", "--length", "16", "--rank", "2")
     assert run(*short, "--adapter", "--out", str(out)).exit_code == 0
     assert {file.name for file in out.iterdir()} == {

@@ -233,7 +233,7 @@ def test_models_lists_the_bundled_ones() -> None:
 
 
 @pytest.mark.trained
-@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_tiny_writes_the_same_text(factor: int) -> None:
     tokens = 16
     small, tokenizer = load_model("tiny", dtype="float32", device="cpu")

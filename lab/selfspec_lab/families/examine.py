@@ -17,7 +17,7 @@ from selfspec.runtimes.target import Target
 from selfspec_lab.families.head import TinyHead
 from selfspec_lab.families.tiny import LAYERS, VOCABULARY, tiny_model
 
-NEW_TOKENS = 9
+NEW_TOKENS = 7
 _LENGTHS = (11, 19)
 """Of the two prompts; the second is longer than the window of layers that have one."""
 _SMALLEST_GAP = 1e-3
@@ -29,7 +29,7 @@ _RUNS: list[tuple[str, dict[str, Any], int]] = [
     ("token-recycling", {}, 1),
 ]
 """Method, settings and number of prompts: one that skips attention and MLPs, a batch that skips layers, and trees."""
-_HEAD_TOKENS = 6
+_HEAD_TOKENS = 5
 """Tokens that are written with a multi-token-prediction head."""
 
 

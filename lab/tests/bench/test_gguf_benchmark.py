@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -106,25 +105,24 @@ def test_a_process_answers(benchmarks: Modules, monkeypatch: pytest.MonkeyPatch,
         own = side.ask("likelihood", token_ids=ids)
         with pytest.raises(RuntimeError, match="Selfspec: AttributeError"):
             side.ask("sing")
-    with benchmarks("gguf_sides.process").Process("Dequantised", 1, path=str(file)) as side:
-        assert side.ask("likelihood", token_ids=ids) == pytest.approx(own, rel=1e-4)
+    dequantised = benchmarks("gguf_sides.worker").make_side("Dequantised", {"path": str(file)})
+    assert dequantised.likelihood(ids) == pytest.approx(own, rel=1e-4)
 
 
 @pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python and gguf")
-@pytest.mark.parametrize("name", ["LlamaCpp", "LeanLlamaCpp"])
-def test_llama_cpp_answers(benchmarks: Modules, name: str) -> None:
-    more: dict[str, Any] = {"context": 64} if name == "LeanLlamaCpp" else {}
-    with benchmarks("gguf_sides.process").Process(name, 1, path=str(FIXTURES / "F32.gguf"), **more) as side:
-        outputs = [side.ask("generate", token_ids=[5, 6, 7], max_new_tokens=4, eos_ids=[]) for _ in range(2)]
+def test_llama_cpp_answers(benchmarks: Modules) -> None:
+    """Alike in a process that imports little and in one that has torch."""
+    file, question = str(FIXTURES / "F32.gguf"), {"token_ids": [5, 6, 7], "max_new_tokens": 4, "eos_ids": []}
+    with benchmarks("gguf_sides.process").Process("LeanLlamaCpp", 1, path=file, context=64) as side:
+        outputs = [side.ask("generate", **question) for _ in range(2)]
+    outputs.append(benchmarks("gguf_sides.worker").make_side("LlamaCpp", {"path": file}).generate(**question))
     assert len(outputs[0]["token_ids"]) == 4
-    assert outputs[0]["token_ids"] == outputs[1]["token_ids"]
+    assert outputs[0]["token_ids"] == outputs[1]["token_ids"] == outputs[2]["token_ids"]
 
 
-def test_a_process_that_cannot_load_says_why(benchmarks: Modules, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="Selfspec: ModelLoadError"):
-        benchmarks("gguf_sides.process").Process(
-            "Selfspec", 1, path=str(tmp_path / "none.gguf"), method="auto", options={}
-        )
+def test_a_process_that_cannot_load_says_why(benchmarks: Modules) -> None:
+    with pytest.raises(RuntimeError, match="Selfspec: TypeError"):
+        benchmarks("gguf_sides.process").Process("Selfspec", 1, path="none.gguf")
 
 
 @pytest.mark.parametrize("mixture", ["Q4_K_M", "Q5_K_M", "Q6_K"])

@@ -25,6 +25,8 @@ from selfspec_lab.conformance.checks import all_checks
 
 QUICK = ("--prompts", "2", "--tokens", "8", "--at-once", "2,4")
 CHECKS = [check.name for check in all_checks((2, 4))]
+ONE_INTERFACE = ("/v1/completions",)
+"""The paths of a server whose chats are not asked, where they would show nothing more."""
 Kind = tuple[str, str]
 
 
@@ -107,7 +109,7 @@ class TestDivergences:
     def test_each_check_finds_its_divergence(
         self, changes: Callable[[Asked], bool], expected: set[str], start: Callable[[Script], str]
     ) -> None:
-        found = report(start(Script(changes)), code=1)
+        found = report(start(Script(changes, paths=ONE_INTERFACE)), code=1)
         beside = {"others cancelled"}  # also asks again, and beside another
         assert expected <= diverged(found) <= expected | beside
         if not expected:
@@ -170,7 +172,7 @@ class TestWithoutLogprobs:
 
 class TestNotSupported:
     def test_an_interface_that_is_not_there(self, start: Callable[[Script], str]) -> None:
-        found = report(start(Script(paths=("/v1/completions",))))
+        found = report(start(Script(paths=ONE_INTERFACE)))
         assert set(statuses(found)) == set(CHECKS)
         assert statuses(found, "chat") == {}
         assert re.search("status 404 at http.*/v1/chat/completions", found["not_asked"]["chat"])
@@ -188,11 +190,11 @@ class TestNotSupported:
 
     @pytest.mark.parametrize(("cached", "status"), [(0, "not supported"), (7, "passed"), (None, "passed")])
     def test_a_cache_that_knows_nothing(self, cached: int | None, status: str, start: Callable[[Script], str]) -> None:
-        found = statuses(report(start(Script(cached=cached))))
+        found = statuses(report(start(Script(cached=cached, paths=ONE_INTERFACE))))
         assert (found["prefix known"], found["second turn"]) == (status, status)
 
     def test_a_seed_that_is_ignored(self, start: Callable[[Script], str]) -> None:
-        script = Script()
+        script = Script(paths=ONE_INTERFACE)
         script.tokens = lambda asked: Script.tokens(script, Asked({**asked.body, "seed": 1}, 1, [], 0))  # type: ignore[method-assign]
         assert result_of(report(start(script)), "seed")["status"] == "not supported"
 
@@ -287,6 +289,7 @@ class TestFaults:
         ids=["half a stream", "HTML", "an error in a stream", "no JSON"],
     )
     def test_streams(self, script: Script, line: str, start: Callable[[Script], str]) -> None:
+        script.paths = ONE_INTERFACE
         found = report(start(script), code=2)
         one = result_of(found, "streamed")
         assert (one["status"], one["compared"]) == ("failed", 0)
@@ -296,19 +299,20 @@ class TestFaults:
     def test_a_server_that_falls_silent(self, start: Callable[[Script], str]) -> None:
         def sleeps(_: str, body: dict[str, Any]) -> None:
             if body.get("seed"):
-                time.sleep(3)
+                time.sleep(2)
 
-        one = result_of(report(start(Script(answers=sleeps)), "--timeout", "1.5", code=2), "seed")
+        one = result_of(report(start(Script(answers=sleeps, paths=ONE_INTERFACE)), "--timeout", "1.5", code=2), "seed")
         assert (one["status"], "no complete answer within 1.5 seconds" in one["detail"]) == ("failed", True)
 
     def test_a_stream_that_the_server_ends_for_another_request(self, start: Callable[[Script], str]) -> None:
-        script = Script(interrupts=True)
+        script = Script(interrupts=True, paths=ONE_INTERFACE)
         one = result_of(report(start(script), code=2), "others cancelled")
-        assert (one["status"], one["compared"]) == ("failed", 0)
+        assert one["status"] == "failed"
+        assert one["compared"] in (0, 2), "beside the first request, or on a busy machine beside the second"
         assert one["detail"].startswith("a stream beside another request: the stream ended")
 
     def test_a_divergence_counts_more_than_a_fault(self, start: Callable[[Script], str]) -> None:
-        script = Script(lambda asked: asked.body in asked.before, cuts_streams=True)
+        script = Script(lambda asked: asked.body in asked.before, cuts_streams=True, paths=ONE_INTERFACE)
         found = report(start(script), code=1)
         assert (statuses(found)["repeated"], statuses(found)["streamed"]) == ("diverged", "failed")
 
@@ -363,7 +367,7 @@ class TestOutput:
         assert diverged(found) == {"streamed"}
 
     def test_names_that_the_user_gives(self, start: Callable[[Script], str]) -> None:
-        script = Script(paths=("/v1/completions",))
+        script = Script(paths=ONE_INTERFACE)
         found = report(f"{start(script)}/v1/", "--model", "mine", "--engine", "an engine 7")
         assert found["server"] == {"engine": "an engine 7", "version": None, "model": "mine", "chooses_drafts": False}
         assert {body["model"] for body in script.bodies} == {"mine"}
@@ -373,7 +377,7 @@ class TestOwnServer:
     def test_passes_every_check(self) -> None:
         engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "suffix")
         with listening(ServedEngine(lambda: engine)) as url:
-            found = report(url, "--tokens", "24")
+            found = report(url, "--tokens", "12")
         for interface in ("completions", "chat"):
             assert statuses(found, interface) == dict.fromkeys(CHECKS, "passed")
         for check in ("prefix known", "second turn"):

@@ -1,11 +1,13 @@
 """``selfspec export-draft``: each method and format on ``tiny``, used by the engines that it is for, and bad input."""
 
+import functools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,14 +36,18 @@ from selfspec_lab.families.tiny import tiny_config
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
 
-NEW_TOKENS = 48
-"""More than the 40 after which KnapSpec selects."""
+NEW_TOKENS = 24
+KNAPSPEC = ("--method", "knapspec", "--set", "recent_tokens=12")
+"""It selects within these tokens."""
+CLASP = ("--method", "clasp")
 PROMPTS = (
     "def split_header(line, separator):",
     "class Counter:",
     "The captain was a man of few words; but when",
     "Question: A bus has 45 seats. A third of the seats are empty.",
 )
+Exports = Callable[..., tuple[Path, dict[str, Any]]]
+"""The folder and the record of a draft with some options."""
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +75,47 @@ def export(folder: Path, texts: Path, *arguments: object) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def made(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """Drafts of ``tiny`` by their options. Tests only read them."""
+
+    @functools.cache
+    def make(*arguments: object) -> tuple[Path, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("export") / "draft"
+        return folder, export(folder, texts, *arguments)
+
+    return make
+
+
+@pytest.fixture(scope="module")
 def tiny() -> Any:
     return load_model("tiny", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``tiny`` as a GGUF file."""
+    from selfspec_lab.bench.gguf_writer import write_gguf
+
+    path = tmp_path_factory.mktemp("tiny") / "model.gguf"
+    write_gguf(tiny[0], path, tiny[1])
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(tiny: Any) -> Callable[..., list[torch.Tensor]]:
+    """What ``tiny`` writes after some prompts with options of ``generate``."""
+    model, tokenizer = tiny
+
+    def write(**options: Any) -> list[torch.Tensor]:
+        prompts = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS[:2]]
+        return [model.generate(**each, max_new_tokens=NEW_TOKENS, do_sample=False, **options) for each in prompts]
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def plain(written: Callable[..., list[torch.Tensor]]) -> list[torch.Tensor]:
+    return written()
 
 
 class Counted:
@@ -95,38 +140,40 @@ class Counted:
         monkeypatch.setattr(Generator, "update_candidate_strategy", update)
 
 
-@pytest.mark.parametrize("method", ["knapspec", "clasp", "swift", "self-spec"])
+@pytest.mark.parametrize(
+    "options",
+    [KNAPSPEC, CLASP, ("--method", "swift"), ("--method", "self-spec", "--iterations", 2)],
+    ids=lambda options: options[1],
+)
 def test_transformers_drafts_with_it(
-    method: str, tiny: Any, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: tuple[object, ...],
+    plain: list[torch.Tensor],
+    written: Callable[..., list[torch.Tensor]],
+    made: Exports,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    iterations = ("--iterations", 3) if method == "self-spec" else ()
-    found = export(tmp_path / "draft", texts, "--method", method, *iterations)
-    assert found["method"] == method
+    folder, found = made(*options)
+    assert found["method"] == options[1]
     assert found["zeroed_sublayers"] == []
     assert 0 < len(found["kept_layers"]) < found["layers"] == 16
     assert found["read"] < 1
     reader: Any = AutoModelForCausalLM
-    assistant = reader.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    assistant = reader.from_pretrained(folder, dtype=torch.float32)
     assert assistant.config.num_hidden_layers == len(found["kept_layers"])
     assert assistant.generation_config.num_assistant_tokens == found["draft_length"]
-    model, tokenizer = tiny
     counted = Counted(monkeypatch)
-    for prompt in PROMPTS:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        options = {"max_new_tokens": 40, "do_sample": False}
-        plain = model.generate(**inputs, **options)
-        assert torch.equal(model.generate(**inputs, **options, assistant_model=assistant), plain)
+    assert [text.tolist() for text in written(assistant_model=assistant)] == [text.tolist() for text in plain]
     assert counted.drafted > 0
     assert counted.accepted > 0
 
 
-def test_halves_are_kept_if_asked_for(texts: Path, tmp_path: Path) -> None:
-    found = export(tmp_path / "draft", texts, "--method", "knapspec", "--halves")
+def test_halves_are_kept_if_asked_for(made: Exports) -> None:
+    folder, found = made(*KNAPSPEC, "--halves")
     assert found["zeroed_sublayers"]
     assert set(found["zeroed_sublayers"]) <= set(found["skipped_sublayers"])
-    weights = load_model(tmp_path / "draft", dtype="float32", device="cpu")[0].state_dict()
+    weights = load_model(folder, dtype="float32", device="cpu")[0].state_dict()
     sublayer = found["zeroed_sublayers"][0]
     place = found["kept_layers"].index(sublayer // 2)
     output = ("self_attn.o_proj", "mlp.down_proj")[sublayer % 2]
@@ -137,11 +184,11 @@ def test_halves_are_kept_if_asked_for(texts: Path, tmp_path: Path) -> None:
     ("method", "bits", "kind"),
     [("clasp", "BF16", "BF16"), ("clasp", "Q8_0", "Q8_0"), ("low-bit", "Q4_0", "Q4_0"), ("low-bit", "Q8_0", "Q8_0")],
 )
-def test_gguf_files(method: str, bits: str, kind: str, texts: Path, tmp_path: Path, tiny: Any) -> None:
+def test_gguf_files(method: str, bits: str, kind: str, made: Exports, tiny: Any) -> None:
     from gguf import GGUFReader
 
-    found = export(tmp_path / "draft", texts, "--method", method, "--format", "gguf", "--bits", bits)
-    reader = GGUFReader(tmp_path / "draft" / "draft.gguf")
+    folder, found = made("--method", method, "--format", "gguf", "--bits", bits)
+    reader = GGUFReader(folder / "draft.gguf")
     types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     assert types["blk.0.ffn_up.weight"] == kind
     assert types["token_embd.weight"] == ("Q8_0" if bits == "Q4_0" else kind)
@@ -150,7 +197,7 @@ def test_gguf_files(method: str, bits: str, kind: str, texts: Path, tmp_path: Pa
     assert found["acceptance"] > 0.5
     share = {"BF16": 0.5, "Q8_0": 0.27, "Q4_0": 0.15}[bits]  # of float32
     assert found["read"] == pytest.approx(share, rel=0.2)
-    _, tokenizer = load_model(tmp_path / "draft" / "draft.gguf", device="cpu")
+    _, tokenizer = load_model(folder / "draft.gguf", device="cpu")
     for prompt in PROMPTS:
         assert tokenizer(prompt).input_ids == tiny[1](prompt).input_ids
 
@@ -158,14 +205,10 @@ def test_gguf_files(method: str, bits: str, kind: str, texts: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("method", "bits"), [("clasp", "BF16"), ("clasp", "Q8_0"), ("low-bit", "Q8_0"), ("low-bit", "Q4_0")]
 )
-def test_llama_cpp_drafts_with_it(method: str, bits: str, texts: Path, tmp_path: Path, tiny: Any) -> None:
+def test_llama_cpp_drafts_with_it(method: str, bits: str, made: Exports, tiny_file: Path, tiny: Any) -> None:
     """llama.cpp computes from the file what selfspec does, and writes the same text with it as a draft."""
     llama_cpp = pytest.importorskip("llama_cpp")
-    from selfspec_lab.bench.gguf_writer import write_gguf
-
-    export(tmp_path / "draft", texts, "--method", method, "--format", "gguf", "--bits", bits)
-    path = tmp_path / "draft" / "draft.gguf"
-    write_gguf(tiny[0], tmp_path / "model.gguf", tiny[1])
+    path = made("--method", method, "--format", "gguf", "--bits", bits)[0] / "draft.gguf"
     options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "logits_all": True}
     draft = llama_cpp.Llama(str(path), **options)
     ids = draft.tokenize(PROMPTS[0].encode())
@@ -175,7 +218,7 @@ def test_llama_cpp_drafts_with_it(method: str, bits: str, texts: Path, tmp_path:
     with torch.inference_mode():
         expected = own(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(draft.scores[: len(ids)] - expected).max() < (0.1 if bits == "BF16" else 0.5)  # it rounds states, too
-    model = llama_cpp.Llama(str(tmp_path / "model.gguf"), **options)
+    model = llama_cpp.Llama(str(tiny_file), **options)
     plain = greedy(model, ids)
     drafts = Drafts(draft, model)
     model.reset()
@@ -221,16 +264,12 @@ def completions(url: str) -> list[dict[str, Any]]:
 @pytest.mark.skipif(LLAMA_SERVER is None, reason="LLAMA_SERVER names no llama-server")
 @pytest.mark.parametrize(("method", "bits"), [("clasp", "Q8_0"), ("low-bit", "Q4_0")])
 def test_llama_server_drafts_with_it_by_the_printed_command(
-    method: str, bits: str, texts: Path, tmp_path: Path, tiny: Any
+    method: str, bits: str, made: Exports, tiny_file: Path
 ) -> None:
-    from selfspec_lab.bench.gguf_writer import write_gguf
-
-    found = export(tmp_path / "draft", texts, "--method", method, "--format", "gguf", "--bits", bits)
-    model = tmp_path / "model.gguf"
-    write_gguf(tiny[0], model, tiny[1])
-    with llama_server("llama-server -m MODEL.gguf", model) as url:
+    _, found = made("--method", method, "--format", "gguf", "--bits", bits)
+    with llama_server("llama-server -m MODEL.gguf", tiny_file) as url:
         plain = completions(url)
-    with llama_server(found["usage"]["llama.cpp"], model) as url:
+    with llama_server(found["usage"]["llama.cpp"], tiny_file) as url:
         drafted = completions(url)
     assert [each["content"] for each in drafted] == [each["content"] for each in plain]
     counts = [(each["timings"]["draft_n"], each["timings"]["draft_n_accepted"]) for each in drafted]
@@ -309,16 +348,16 @@ def test_bad_options(error: type[Exception], message: str, arguments: tuple[obje
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_empty_is_refused(texts: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(made: Exports, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("mine")
     for force in ((), ("--force",)):
         with pytest.raises(ModelLoadError, match="is not empty"):
             run("--model", "tiny", "--method", "clasp", "--out", tmp_path, *force)
     folder = tmp_path / "draft"
-    export(folder, texts, "--method", "clasp")
+    shutil.copytree(made(*CLASP)[0], folder)
     with pytest.raises(ModelLoadError, match="is not empty"):
         run("--model", "tiny", "--method", "clasp", "--out", folder)
-    export(folder, texts, "--method", "clasp", "--format", "gguf", "--force")
+    export(folder, texts, "--method", "low-bit", "--format", "gguf", "--force")
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "draft.gguf", "draft.json"]
 
 

@@ -40,6 +40,7 @@ MARKOV_SETTINGS = {"adaptive-cosine": {"update_interval": 4, "confidence_thresho
 """The defaults draft little with so unsure a model."""
 
 
+@pytest.mark.in_turn(4)  # the families' methods alternate, so that no third of the cases would have all of them
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_text_is_the_models_own(name: str, method: str) -> None:
@@ -85,7 +86,8 @@ def test_batches_write_what_each_prompt_writes_alone(method: str, params: dict[s
 
 @pytest.mark.parametrize("method", METHODS)
 def test_speculative_sampling_writes_the_targets_distribution(method: str) -> None:
-    params = SamplingParams(max_new_tokens=1000, temperature=1.0, seed=7, acceptance="speculative", ignore_eos=True)
+    count = 1000 if method == "jacobi" else 400  # as many as show a correction that is drawn from the target itself
+    params = SamplingParams(max_new_tokens=count, temperature=1.0, seed=7, acceptance="speculative", ignore_eos=True)
     result = write(method, params, MARKOV_SETTINGS.get(method, {}))
     assert deviation(result) > 1e-3
     assert result.drafted > 100

@@ -47,7 +47,12 @@ def texts_of(picture: Picture) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(
     ("candidates", "categories", "kept", "ordered"),
-    [(3, 1, True, False), (3, 13, False, True), (18, 13, True, True)],
+    [
+        (3, 1, True, False),
+        (3, 13, False, True),
+        (9, 3, True, True),
+        pytest.param(18, 13, True, True, marks=pytest.mark.slow),
+    ],
 )
 def test_pictures_have_room_for_all_candidates(
     tmp_path: Path, candidates: int, categories: int, kept: bool, ordered: bool

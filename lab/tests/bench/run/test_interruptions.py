@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from measured_runs import METHODS_TRIED, Watcher, lines, measure, options
 from selfspec import METHODS
 from selfspec.errors import InvalidParameterError, UnsupportedModelError
-from selfspec_lab.bench.report import write_report
+from selfspec_lab.bench.report.markdown import to_markdown
+from selfspec_lab.bench.report.read import read_run
+from selfspec_lab.bench.report.summary import summarise
 from selfspec_lab.bench.run import folder as folder_module
 from selfspec_lab.bench.run.options import RunOptions
 from selfspec_lab.bench.run.peers import TRANSFORMERS_PEERS
@@ -34,11 +37,20 @@ def test_a_crash_of_a_method_is_a_line_and_the_others_go_on(tmp_path: Path, monk
     assert "exit layer 60 is out of range" in failures["layerskip"]
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_an_interrupted_run_goes_on_where_it_was(run_folder: Path, tmp_path: Path, cut: bool) -> None:
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was interrupted after 17 measurements; tests copy it."""
+    folder = tmp_path_factory.mktemp("interrupted") / "out"
     with pytest.raises(KeyboardInterrupt):
-        measure(out, watcher=Watcher(interrupt_after=17))
+        measure(folder, watcher=Watcher(interrupt_after=17))
+    return folder
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_interrupted_run_goes_on_where_it_was(
+    run_folder: Path, interrupted: Path, tmp_path: Path, cut: bool
+) -> None:
+    out = shutil.copytree(interrupted, tmp_path / "out")
     kept = (out / "results.jsonl").read_bytes()
     assert len(kept.splitlines()) == 17
     if cut:
@@ -98,8 +110,7 @@ def test_a_peer_that_cannot_be_made_is_reported_and_the_others_go_on(
     described = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
     assert described["failures"] == {"llama-cpp": "UnsupportedModelError: no words for it"}
     assert described["llama_cpp"] is None
-    write_report(tmp_path / "out")
-    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    report = to_markdown(summarise(read_run(tmp_path / "out")))
     assert "llama-cpp could not be set up: UnsupportedModelError: no words for it" in report
 
 

@@ -35,7 +35,7 @@ def test_overwrite_replaces_the_run_and_leaves_other_files(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_new_tokens": 13}, "max_new_tokens was 12, is 13"),
+        ({"max_new_tokens": 13}, "max_new_tokens was 8, is 13"),
         ({"methods": ("uniform",), "settings": {}}, "methods was"),
         ({"temperature": 0.5}, "temperature was 0.0, is 0.5"),
         ({"chat": True}, "chat was None, is True"),
