@@ -29,6 +29,7 @@ from selfspec import Engine
 from selfspec.files import replace_file
 from selfspec.runtimes import native
 from selfspec.runtimes.chain import Chained
+from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.structures import NativeCall
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.widening import load_model
@@ -39,10 +40,15 @@ Call = tuple[str, float, float]
 
 
 class TimedLibrary:
-    """The kernels, which note each native forward: whether it drafts, its start and its end in seconds."""
+    """The kernels, which note each native forward: its kind, its start and its end in seconds.
+
+    A call of ``Runner.draft`` drafts, except where a chain of it is through the whole model: a run of plain steps.
+    """
 
     def __init__(self, library: Any, calls: list[Call]) -> None:
         self._library, self._calls = library, calls
+        self.drafts = False
+        """Whether ``Runner.draft`` runs."""
         self._most = 0
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -54,25 +60,22 @@ class TimedLibrary:
             start = time.perf_counter()
             function(call, *arguments)
             end = time.perf_counter()
-            kind = name.partition("_")[0]
-            if kind == "draft":
-                kind = "draft" if self._drafts(call._obj.forward.contents) else "chain"
-            if kind == "forward":
-                kind = "draft" if self._drafts(call._obj) else "verify"
+            kind = "draft" if self.drafts else "verify"
+            if name.startswith("forward_"):
+                self._most = max(self._most, call._obj.count)
+            if name.startswith("draft_") and not self._is_cheap(call._obj.forward.contents):
+                kind = "chain"
             self._calls.append((kind, start, end))
 
         return timed
 
-    def _drafts(self, call: NativeCall) -> bool:
+    def _is_cheap(self, call: NativeCall) -> bool:
         """It runs not all sublayers, or low-bit copies."""
-        self._most = max(self._most, call.count)
         if not call.count:
             return False  # the head alone
         first = call.sublayers[call.which[0]]
-        return (
-            call.count < self._most
-            or (first.attention.contents.inputs if first.attention else first.mlp.contents.gate_up).bits > 0
-        )
+        weights = first.attention.contents.inputs if first.attention else first.mlp.contents.gate_up
+        return call.count < self._most or weights.count > 0  # parts of few bits
 
 
 @contextmanager
@@ -93,12 +96,21 @@ def noting(calls: list[Call], between: list[float]) -> Iterator[None]:
 
     for name, function in own.items():
         setattr(Chained, name, _method(timed, function))
-    library = TimedLibrary(load(), calls)
+    library, draft = TimedLibrary(load(), calls), Runner.draft
+
+    def drafting(*arguments: Any) -> Any:
+        library.drafts = True
+        try:
+            return draft(*arguments)
+        finally:
+            library.drafts = False
+
+    Runner.draft = drafting  # type: ignore[method-assign]
     native.load = lambda: library  # type: ignore[assignment]
     try:
         yield
     finally:
-        native.load = load
+        native.load, Runner.draft = load, draft  # type: ignore[method-assign]
         for name, function in own.items():
             setattr(Chained, name, function)
 
