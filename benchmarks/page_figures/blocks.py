@@ -107,6 +107,7 @@ BLOCKS: dict[str, Block] = {
         tuple(f"gguf-tiny-x8-{kind}" for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K")), _GGUF, tables.gguf_types
     ),
     "a 4-bit file with AVX2": Block(("gguf-qwen-q4_k_m-avx2",), _BRIEF, _only(gguf.table)),
+    "a small file with AVX2": Block(("gguf-smollm2-q4_1-avx2",), _BRIEF, _only(gguf.table)),
     "activations": Block(
         tuple(f"gguf-qwen-q4_k_m-{kind}" for kind in ("exact", "perplexity", "exact-perplexity")),
         f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity",
@@ -114,6 +115,11 @@ BLOCKS: dict[str, Block] = {
     ),
     "auto": Block((*_AUTO_SMOLLM2, *_AUTO_OTHERS), _RUN, _auto),
     "categories": Block(_AUTO_SMOLLM2[:1], _RUN, tables.categories),
+    "adversaries": Block(
+        ("auto-adversaries-smollm2-bf16-cpu",),
+        "python benchmarks/auto_table.py --worst adversaries --out FILE",
+        tables.adversaries,
+    ),
     "plain decoding": Block(
         _by_model("overhead"), "selfspec bench overhead --model smollm2 --unpack --out FILE", tables.overhead
     ),

@@ -142,6 +142,17 @@ def batches(results: Results) -> str:
     return grid(["tokens/s", *(f"{size} prompts" if size != "1" else "1 prompt" for size in sizes)], rows)
 
 
+def adversaries(results: Results) -> str:
+    """Speed of ``auto`` ÷ plain decoding where known tokens mislead it."""
+    (result,) = results.values()
+    rows = []
+    for name, found in result["adversaries"].items():
+        low, high = min(found["ratios"]), max(found["ratios"])
+        right = f"{found['accepted']:,} of {found['drafted']:,}"
+        rows.append([name, right, f"{found['median']:.2f} ({low:.2f} to {high:.2f})"])
+    return grid(["known tokens that are offered", "right of those drafted", "speed ÷ plain decoding"], rows)
+
+
 def host_time(results: Results) -> str:
     """Milliseconds of the host between native calls, by method."""
     (result,) = results.values()

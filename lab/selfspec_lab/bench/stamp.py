@@ -111,7 +111,8 @@ def shown_command(arguments: Sequence[str]) -> str:
     Args:
         arguments: the program's name and its arguments.
     """
-    return _FOLDERS.sub("", shlex.join(arguments))
+    shown = _FOLDERS.sub("", shlex.join(arguments))
+    return shown.replace("__main__.py", "selfspec", 1) if shown.startswith("__main__.py") else shown  # python -m selfspec
 
 
 def package_version(name: str) -> str | None:

@@ -102,3 +102,4 @@ def test_the_command_names_no_folder_of_the_machine() -> None:
     arguments = ["/a/bin/selfspec", "bench", "run", "--suite", "spec-bench:/b/c/q.jsonl", "--model", "OWNER/NAME"]
     assert shown_command(arguments) == "selfspec bench run --suite spec-bench:q.jsonl --model OWNER/NAME"
     assert shown_command(["benchmarks/rows.py", "--out=/tmp/x.json"]) == "benchmarks/rows.py --out=x.json"
+    assert shown_command(["/a/selfspec/__main__.py", "bench", "overhead"]) == "selfspec bench overhead"
