@@ -111,8 +111,9 @@ def shown_command(arguments: Sequence[str]) -> str:
     Args:
         arguments: the program's name and its arguments.
     """
-    shown = _FOLDERS.sub("", shlex.join(arguments))
-    return shown.replace("__main__.py", "selfspec", 1) if shown.startswith("__main__.py") else shown  # python -m selfspec
+    program, rest = _FOLDERS.sub("", arguments[0]), arguments[1:]
+    by_module = program == "__main__.py"  # python -m selfspec
+    return _FOLDERS.sub("", shlex.join(["selfspec" if by_module else program, *rest]))
 
 
 def package_version(name: str) -> str | None:
