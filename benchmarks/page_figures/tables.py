@@ -132,13 +132,16 @@ def overhead(results: Results) -> str:
 
 
 def batches(results: Results) -> str:
-    """Tokens a second of several prompts together."""
+    """Tokens a second of several prompts together: median, lowest and highest."""
     (result,) = results.values()
     found = result["batches"]
     sizes = list(next(iter(found.values())))
-    rows = (
-        [f"`{name}`", *(f"{each[size]['tokens_per_second']:.0f}" for size in sizes)] for name, each in found.items()
-    )
+
+    def cell(each: Mapping[str, Any]) -> str:
+        low, high = each["tokens_per_second_spread"]
+        return f"{each['tokens_per_second']:.0f} ({low:.0f} to {high:.0f})"
+
+    rows = ([f"`{name}`", *(cell(each[size]) for size in sizes)] for name, each in found.items())
     return grid(["tokens/s", *(f"{size} prompts" if size != "1" else "1 prompt" for size in sizes)], rows)
 
 
