@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -44,7 +43,16 @@ def test_one_parameter_is_no_matrix() -> None:
 
 
 def test_what_is_left_out_is_slow(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("from helpers.suite import pytest_collection_modifyitems")
+    pytester.makeconftest(
+        """
+        import pytest
+        from helpers.covering import mark_the_rest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_collection_modifyitems(items):
+            mark_the_rest(items)
+        """
+    )
     pytester.makeini("[pytest]\naddopts = -m 'not slow'\nmarkers =\n    slow: takes long\n    in_turn(n): every n-th")
     pytester.makepyfile(
         """
@@ -62,9 +70,7 @@ def test_what_is_left_out_is_slow(pytester: pytest.Pytester) -> None:
         def test_whole(first): pass
         """
     )
-    helpers = str(Path(__file__).parent)
-    pytester.syspathinsert(helpers)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", f"pythonpath={helpers}")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=4 + 4 + 12, deselected=8 + 8)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", f"pythonpath={helpers}", "-m", "")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-m", "")
     result.assert_outcomes(passed=12 + 12 + 12)
