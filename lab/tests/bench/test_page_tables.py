@@ -47,8 +47,20 @@ def cells(table: str) -> list[list[str]]:
         ),
         (
             "batches",
-            {"batches": {"suffix": {"1": {"tokens_per_second": 74.1}, "4": {"tokens_per_second": 130.2}}}},
-            [["`suffix`", "74", "130"]],
+            {
+                "batches": {
+                    "suffix": {
+                        "1": {"tokens_per_second": 74.1, "tokens_per_second_spread": [70.2, 80.4]},
+                        "4": {"tokens_per_second": 130.2, "tokens_per_second_spread": [99.8, 131.0]},
+                    }
+                }
+            },
+            [["`suffix`", "74 (70 to 80)", "130 (100 to 131)"]],
+        ),
+        (
+            "adversaries",
+            {"adversaries": {"never right": {"ratios": [0.99, 1.2], "median": 1.1, "drafted": 1400, "accepted": 7}}},
+            [["never right", "7 of 1,400", "1.10 (0.99 to 1.20)"]],
         ),
         (
             "host_time",
