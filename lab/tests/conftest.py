@@ -4,8 +4,10 @@ import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, and torch may import it
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -50,6 +52,13 @@ def _clean_checkout() -> Iterator[None]:
 def no_kept_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the plan of ``mixed`` that the user of this machine keeps."""
     monkeypatch.setattr("selfspec_lab.methods.mixed.method.find_plan", given_plan)
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a module of the folder ``benchmarks`` by its name."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return importlib.import_module
 
 
 def given_plan(target: Target, _: Conditions) -> Found:

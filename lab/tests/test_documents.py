@@ -1,10 +1,11 @@
 """The generated pages are those of the committed results."""
 
-import importlib
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -50,27 +51,26 @@ def test_the_leaderboard_is_made_of_the_committed_runs() -> None:
     assert page.read_text(encoding="utf-8") == render_leaderboard(summaries, page)
 
 
-def test_the_equal_sets_on_the_page_of_changes_are_those_of_the_referee(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+def test_the_equal_sets_on_the_page_of_changes_are_those_of_the_referee(
+    benchmarks: Callable[[str], ModuleType],
+) -> None:
     result = json.loads((RESULTS / "referee-tiny.json").read_text(encoding="utf-8"))
     assert not result["stamp"]["dirty"]
     assert all(row["there"] for row in result["sets"]), "a set that skips nothing is no comparison"
-    agreement = importlib.import_module("referee").agreement(result["sets"])
+    agreement = benchmarks("referee").agreement(result["sets"])
     assert agreement in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
 
 
-def test_the_table_of_conformance_is_that_of_the_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    conformance = importlib.import_module("conformance_table")
+def test_the_table_of_conformance_is_that_of_the_reports(benchmarks: Callable[[str], ModuleType]) -> None:
+    conformance = benchmarks("conformance_table")
     reports = conformance.read_reports(RESULTS / "conformance")
     assert {"selfspec", "llama-cpp", "vllm"} <= set(reports)
     assert not any(result["divergences"] for result in reports["selfspec"]["results"])
     assert conformance.section(reports) in (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
 
 
-def test_the_tables_of_the_kernels_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    kernels, roofline = (importlib.import_module(name) for name in ("triton_kernels", "roofline"))
+def test_the_tables_of_the_kernels_are_those_of_the_results(benchmarks: Callable[[str], ModuleType]) -> None:
+    kernels, roofline = (benchmarks(name) for name in ("triton_kernels", "roofline"))
     page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     compiled = json.loads(kernels.RESULT.read_text(encoding="utf-8"))["kernels"]
     predicted = json.loads(roofline.ROOFLINE.read_text(encoding="utf-8"))
@@ -84,9 +84,8 @@ def test_the_tables_of_the_kernels_are_those_of_the_results(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_the_table_of_a_paper_is_that_of_its_preset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    preset = importlib.import_module("faithfulness").preset
+def test_the_table_of_a_paper_is_that_of_its_preset(name: str, benchmarks: Callable[[str], ModuleType]) -> None:
+    preset = benchmarks("faithfulness").preset
     page = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
     assert preset(name) in page
     assert f"--paper {name}" in page

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -23,9 +24,8 @@ depends on its version alone, with predictions from that; what is computed from 
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("pages")
+def pages(benchmarks: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmarks("pages")
 
 
 @pytest.fixture

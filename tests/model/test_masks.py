@@ -1,5 +1,6 @@
 """Masks, element by element against their definition."""
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -131,3 +132,22 @@ def test_branches_see_themselves_only(count: int, length: int) -> None:
 @pytest.mark.parametrize(("window", "first"), [(None, 0), (4, 17), (1, 20), (100, 0)])
 def test_attention_reads_no_further_back_than_the_window(window: int | None, first: int) -> None:
     assert Case(20, 20, (20, 21, 22), None).rows.first_slot(window) == first
+
+
+@pytest.mark.parametrize("window", [None, 4, 50])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_filled_mask_is_the_rows_own_with_nothing_around_it(window: int | None, seed: int) -> None:
+    draw = random.Random(seed)
+    tree = TokenTree(tuple(draw.randint(max(-1, node - 4), node - 1) for node in range(6)))
+    sequence = SequenceState(KeyValueCache(1, 1, 1, 1, dtype=torch.float32, device=torch.device("cpu")))
+    for rows in (
+        Rows(sequence, 10, 7, 10),
+        Rows(sequence, 12, 7, 10),
+        Rows(sequence, 10, 7, 10, tree.depths, tree.visibility()),
+    ):
+        mask = torch.ones(8, 3, 32, dtype=torch.bool)
+        rows.fill(window, mask)
+        wanted = torch.zeros(8, 32, dtype=torch.bool)
+        wanted[:7, rows.first_slot(window) : rows.end] = rows.visibility(window)
+        wanted[7, 0] = True
+        assert all(torch.equal(mask[:, repeat], wanted) for repeat in range(3))

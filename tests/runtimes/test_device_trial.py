@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 import time
 import warnings
@@ -86,18 +85,9 @@ def test_a_wrong_candidate_is_never_chosen(trials: int) -> None:
     assert len(seen) == len(FAULTS)
 
 
-RIGHT = ("llama", "gemma2", "mistral-window", "phi3-longrope", "mixtral", "olmo2")
-FAST = {("llama", torch.float32), ("mixtral", torch.float32), ("gemma2", torch.bfloat16)}
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param(*case, marks=[pytest.mark.slow] * (case not in FAST))
-        for case in itertools.product(RIGHT, (torch.float32, torch.bfloat16))
-    ],
-    ids=str,
-)
+@pytest.mark.in_turn(2)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-window", "phi3-longrope", "mixtral", "olmo2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_right_runtimes_pass(name: str, dtype: torch.dtype) -> None:
     decoder = take_apart(copy.deepcopy(build(name)).to(dtype))
     trial = Trial(decoder, (REFERENCE, FUSED, COMPILED), budget=AMPLE).run()

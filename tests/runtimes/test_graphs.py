@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -20,13 +19,11 @@ from helpers.models import SUBLAYERS, build, plain_text, prompt
 from helpers.recorder import StrictRecorder
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
-from selfspec.model.cache import KeyValueCache
-from selfspec.model.forward import Forward, Rows, SequenceState, branches
+from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes import arena, graphs
 from selfspec.runtimes.arena import FEWEST_SLOTS, Arena, LeasedCache
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import MOST_ROWS, SHORTEST_SPAN, Graphs
-from selfspec.runtimes.recorder import CudaRecorder, capturing
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation, SamplingParams
@@ -338,22 +335,6 @@ def test_a_longer_request_gets_a_larger_arena_after_the_smaller_is_gone(monkeypa
     assert len(found) == 1
 
 
-def test_an_arena_is_lent_empty() -> None:
-    lender = Arena(lambda slots: torch.zeros(2, 2, 1, slots, 4), capacity=5)
-    assert lender.capacity == FEWEST_SLOTS
-    assert lender.slots.shape == (2, 2, 1, FEWEST_SLOTS + 1, 4)
-    cache = lender.lease(5)
-    assert (cache.capacity, cache.size_in_bytes) == (5, 2 * 2 * 5 * 4 * 4)
-    cache.write(1, 3, torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))
-    assert lender.slots.sum() == 16
-    with pytest.raises(AssertionError, match="do not fit"):
-        cache.write(1, 4, torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))
-    cache.clear_from(4)
-    assert lender.slots.sum() == 8
-    del cache
-    assert lender.lease(5).keys[1].sum() == 0
-
-
 @recording
 def test_a_changed_model_is_recorded_anew() -> None:
     model = copy.deepcopy(own("llama"))
@@ -483,84 +464,3 @@ def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None
 @recording
 def test_auto_does_not_choose_graphs() -> None:
     assert Target(own("llama")).at(None).graphs is None
-
-
-def test_the_strict_recorder_is_strict() -> None:
-    """It notices what a CUDA graph would get wrong: numbers of the host, branches on them, memory given back."""
-    counter = iter(range(10))
-    stream = torch.zeros(3)
-    replay = StrictRecorder().record(lambda: stream.fill_(next(counter)))
-    replay()
-    assert stream.tolist() == [1, 1, 1], "the number was looked up anew"
-    with pytest.raises(RuntimeError, match="cannot be captured"):
-        StrictRecorder().record(lambda: stream.fill_(stream.sum().item()))
-    held = [torch.ones(3)]
-    replay = StrictRecorder().record(lambda: stream.copy_(held[0] * 2))
-    replay()
-    assert stream.tolist() == [2, 2, 2]
-    held.clear()
-    with pytest.raises(AssertionError, match="given back"):
-        replay()
-
-
-class FakeGraph:
-    """Stands in for ``torch.cuda.CUDAGraph``; its capture ends with an error of its own if something failed in it."""
-
-    def __init__(self, log: list[str]) -> None:
-        self._log = log
-
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        self._log.append(f"begin in {pool}, {capture_error_mode}")
-
-    def capture_end(self) -> None:
-        self._log.append("end")
-        if "failed" in self._log:
-            raise RuntimeError("the capture was invalidated")
-
-    def replay(self) -> None:
-        self._log.append("replay")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_capture_is_warmed_up_and_always_ended(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CPU can show of the recorder for CUDA; the rest is in ``test_gpu.py``."""
-    log: list[str] = []
-    stream: Any = mock.MagicMock()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(log))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
-    for name in ("Stream", "current_stream", "stream"):
-        monkeypatch.setattr(torch.cuda, name, stream)
-
-    def function() -> None:
-        log.append("failed" if fails and len(log) > 1 else "run")
-        if log[-1] == "failed":
-            raise RuntimeError("the reason")
-
-    recorder = CudaRecorder(torch.device("cuda"))
-    if fails:
-        with pytest.raises(RuntimeError, match="invalidated") as caught:
-            recorder.record(function)
-        assert str(caught.value.__context__) == "the reason"
-    else:
-        recorder.record(function)()
-    middle = ["failed", "end"] if fails else ["run", "end", "replay"]
-    assert log == ["run", "begin in the pool, thread_local", *middle]
-    assert not capturing.locked()
-
-
-@pytest.mark.parametrize("window", [None, 4, 50])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_filled_mask_is_the_rows_own_with_nothing_around_it(window: int | None, seed: int) -> None:
-    tree = random_tree(6, seed)
-    sequence = SequenceState(KeyValueCache(1, 1, 1, 1, dtype=torch.float32, device=torch.device("cpu")))
-    for rows in (
-        Rows(sequence, 10, 7, 10),
-        Rows(sequence, 12, 7, 10),
-        Rows(sequence, 10, 7, 10, tree.depths, tree.visibility()),
-    ):
-        mask = torch.ones(8, 3, 32, dtype=torch.bool)
-        rows.fill(window, mask)
-        wanted = torch.zeros(8, 32, dtype=torch.bool)
-        wanted[:7, rows.first_slot(window) : rows.end] = rows.visibility(window)
-        wanted[7, 0] = True
-        assert all(torch.equal(mask[:, repeat], wanted) for repeat in range(3))

@@ -1,7 +1,7 @@
 """What ``benchmarks/auto_table.py --worst`` measures: adversarial texts, and first requests."""
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,13 +9,10 @@ import pytest
 
 from helpers.kernels import needs_kernels
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("auto_table")
+def script(benchmarks: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmarks("auto_table")
 
 
 @needs_kernels

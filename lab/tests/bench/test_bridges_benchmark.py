@@ -2,8 +2,8 @@
 
 import argparse
 import contextlib
-import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +18,8 @@ PROMPT = [5, 6, 7, 8] * 4
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("bridges")
+def module(benchmarks: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmarks("bridges")
 
 
 class FakeAnswers:

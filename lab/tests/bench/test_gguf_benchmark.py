@@ -1,6 +1,5 @@
 """``benchmarks/gguf_files.py``: its figures, its processes on a tiny file, and the sizes of ``model_sizes.py``."""
 
-import importlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +17,6 @@ ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures" / "gguf"
 
 Modules = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Modules:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module
 
 
 def test_ratios_are_of_the_same_repeat(benchmarks: Modules) -> None:

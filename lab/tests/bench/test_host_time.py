@@ -1,20 +1,16 @@
 """``benchmarks/host_time.py``: which gaps between native calls it finds."""
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 from helpers.kernels import needs_kernels
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("host_time")
+def script(benchmarks: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmarks("host_time")
 
 
 @needs_kernels

@@ -1,7 +1,7 @@
 """``benchmarks/load_plot.py``: its formula by hand, files of both kinds, and the committed table and picture."""
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,9 +13,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 @pytest.fixture
-def load_plot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("load_plot")
+def load_plot(benchmarks: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmarks("load_plot")
 
 
 def test_times_are_on_lines_and_never_above_those_of_more_rows(load_plot: ModuleType) -> None:

@@ -1,6 +1,7 @@
 """The tables of ``benchmarks/pages.py``, by small results: each cell is the number of its key."""
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +16,8 @@ OPTIONS = {"options": {"model": "tiny", "widen": 8}}
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("page_figures.tables")
+def tables(benchmarks: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmarks("page_figures.tables")
 
 
 def cells(table: str) -> list[list[str]]:

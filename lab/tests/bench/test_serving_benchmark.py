@@ -1,7 +1,6 @@
 """The pure parts of ``benchmarks/serve.py``, and its client against small servers of its own."""
 
 import asyncio
-import importlib
 import json
 import os
 import time
@@ -19,9 +18,8 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @pytest.fixture
-def serving(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return lambda name: importlib.import_module(f"serving.{name}")
+def serving(benchmarks: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
+    return lambda name: benchmarks(f"serving.{name}")
 
 
 @asynccontextmanager

@@ -4,11 +4,11 @@ The interpreter and the compiler cannot run in one process, so the script runs i
 ``python benchmarks/triton_kernels.py --check`` compiles all of them.
 """
 
-import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,8 @@ SCRATCH = "    .private_segment_fixed_size: {scratch}\n"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("triton_kernels")
+def script(benchmarks: Callable[[str], Any]) -> Any:
+    return benchmarks("triton_kernels")
 
 
 def test_the_log_of_ptxas_is_read() -> None:

@@ -51,15 +51,8 @@ def write(paper: str, name: str = "llama", **options: Any) -> tuple[Generation, 
     return result, engine.method
 
 
-@pytest.mark.parametrize(
-    ("paper", "name"),
-    [
-        ("swift-v1", "llama"),
-        ("swift-v2", "gemma3"),
-        pytest.param("swift-v1", "gemma3", marks=pytest.mark.slow),
-        pytest.param("swift-v2", "llama", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("paper", ["swift-v1", "swift-v2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_every_step_of_section_4_1(paper: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch)
     result, method = write(paper, name, settings={"max_matchness": 1.0})
