@@ -17,7 +17,7 @@ from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
-from selfspec.gpu import launch
+from selfspec.gpu import by_row, launch
 from selfspec.gpu.copies import TritonLowBitCopies
 from selfspec.gpu.runtime import TritonProduct
 
@@ -63,6 +63,14 @@ def test_every_product_is_a_kernel_of_triton() -> None:
     assert target.fused_count == target.sublayer_count
     products = [product for block in target.sublayers for product in block.products]
     assert all(isinstance(each, TritonProduct) for each in [*products, target._prepared.head])
+
+
+def test_norms_rope_and_activations_are_kernels_of_triton() -> None:
+    attention, mlp, *_ = Target(SMALL, "triton").sublayers
+    assert attention.turn is by_row.turn_heads
+    assert isinstance(mlp.activate, by_row.GatedSilu)
+    norms = [norm for block in (attention, mlp) for norm in block.norms if norm is not None]
+    assert [type(each) for each in norms] == 2 * [by_row.KernelNorm]
 
 
 @needs_kernels

@@ -36,12 +36,13 @@ from selfspec.runtimes import target as target_module
 from selfspec.runtimes.candidates import CANDIDATES, Candidate, find_candidate
 from selfspec.runtimes.comparison import Expected, difference, expect, play, random_stages
 from selfspec.runtimes.device_trial import BITS, BUDGET, Trial
+from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitProduct
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import DenseProduct, Product
-from selfspec.runtimes.runner import make_runner
+from selfspec.runtimes.runner import Runner, make_runner
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.trial_table import DeviceTrial, Tried
 
@@ -160,6 +161,24 @@ def test_the_fastest_of_those_that_pass_is_chosen() -> None:
     assert trial.order == ["fast", "medium", "slow"]
     assert trial.chosen.seconds[1] == pytest.approx(0.001)
     assert trial.table()["fast"].endswith("(chosen)")
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(1.09, "exact"), (1.11, "other")])
+def test_a_runtime_whose_rows_are_alone_may_take_a_tenth_longer(seconds: float, first: str) -> None:
+    exact = Tried("exact", {1: seconds, 8: seconds}, is_exact=True)
+    trial = DeviceTrial("a device", (Tried("eager", {1: 9.0}), Tried("other", {1: 1.0, 8: 1.0}), exact))
+    assert trial.order[0] == first
+    assert DeviceTrial.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
+
+
+def test_a_trial_finds_whose_rows_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "independent_rows", property(lambda own: 16 * is_fused(own)))
+    trial = Trial(small(), QUICK).run()
+    assert {each.name: each.is_exact for each in trial.runtimes} == {"eager": False, "fused": True}
+
+
+def is_fused(runner: Runner) -> bool:
+    return isinstance(runner.sublayers[0], FusedBlock)
 
 
 def test_what_fails_is_out_with_its_reason() -> None:

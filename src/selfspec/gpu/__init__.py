@@ -1,4 +1,4 @@
-"""Triton kernels for accelerators: what torch does badly for 1 to 16 rows. Norms, rope and activations stay torch's.
+"""Triton kernels for accelerators: what torch does badly for 1 to 16 rows.
 
 ``TRITON_INTERPRET=1`` in the environment, before the first use, runs them in Triton's interpreter on the CPU.
 """

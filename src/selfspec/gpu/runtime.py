@@ -1,7 +1,7 @@
 """The runtime ``triton``: fused blocks with Triton's products and attention of few rows, and its choice of tokens.
 
-The norms, rope and activations of a block are torch's, each row of which is computed by itself. So a row of up to
-``launch.MOST_ROWS`` is the same, bit for bit, alone, in a verification, in a tree and in a batch.
+Norms, rope and activations are kernels, too, or else torch's, each row of which is computed by itself. So a row of up
+to ``launch.MOST_ROWS`` is the same, bit for bit, alone, in a verification, in a tree and in a batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.arena import Arenas
 from selfspec.runtimes.comparison import has_independent_rows
 from selfspec.runtimes.device_kernels import DeviceKernels
-from selfspec.runtimes.fused import Attend, FusedAttention, FusedBlock, RowNorm
+from selfspec.runtimes.fused import Attend, FusedAttention, FusedBlock, FusedMLP, RowNorm
 from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.products import Function, LowBitProduct, Product, can_join, join
 from selfspec.runtimes.recorder import find_recorder
@@ -92,8 +92,16 @@ def with_triton(fused: Runner, make_slots: Callable[[int], torch.Tensor]) -> Run
 def _with_kernels(sublayer: Sublayer, attend: Attend) -> Sublayer:
     if not isinstance(sublayer, FusedBlock) or any(product.dtype not in _DTYPES for product in sublayer.products):
         return sublayer
-    block = sublayer.with_products(*map(TritonProduct, sublayer.products))
-    return block.attended_by(attend) if isinstance(block, FusedAttention) else block
+    by_row = load_kernels("by_row")
+    products, norms = tuple(map(TritonProduct, sublayer.products)), tuple(map(by_row.norm_of, sublayer.norms))
+    if isinstance(sublayer, FusedAttention):
+        head_norms = [by_row.norm_of(norm) for norm in sublayer.head_norms]
+        own = {"kernel": attend, "turn": by_row.turn_heads, "head_norms": head_norms}
+    elif isinstance(sublayer, FusedMLP) and sublayer.gated and sublayer.activate is functional.silu:
+        own = {"activate": by_row.GatedSilu()}
+    else:
+        own = {}
+    return sublayer.replaced(products=products, norms=norms, **own)
 
 
 def _find_obstacle(sublayers: Sequence[Sublayer], norm: Function, head: Function) -> str | None:

@@ -1,5 +1,6 @@
 """The activations of MLPs and experts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,16 @@ ATTRIBUTES = ("act_fn", "activation_fn", "act")
 """Where modules have their activation."""
 
 
+class GatedActivation(ABC):
+    """What takes gate and the other half together, where an ordinary activation takes the gate alone."""
+
+    @abstractmethod
+    def __call__(self, entered: torch.Tensor) -> torch.Tensor:
+        """``[..., 2 * inner]`` to ``[..., inner]``."""
+
+
 @dataclass(frozen=True)
-class ClampedGlu:
+class ClampedGlu(GatedActivation):
     """The clamped gated unit of gpt-oss: gate and what its activation is multiplied by are pairs.
 
     Attributes:
@@ -45,7 +54,7 @@ def activation_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def activate_gated(activation: Callable[[torch.Tensor], torch.Tensor], entered: torch.Tensor) -> torch.Tensor:
     """What the gate and the other half of ``[..., 2 * inner]`` give together, ``[..., inner]``."""
-    if isinstance(activation, ClampedGlu):
+    if isinstance(activation, GatedActivation):
         return activation(entered)
     gate, other = entered.chunk(2, dim=-1)
-    return activation(gate) * other
+    return activation(gate).mul_(other)

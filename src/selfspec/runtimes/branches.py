@@ -94,7 +94,7 @@ def compile_block(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
         return compile_mixture(sublayer, family)
     if not has_kernels(list(sublayer.parameters())):
         return sublayer
-    return sublayer.with_products(*map(CompiledProduct, sublayer.products))
+    return sublayer.replaced(products=tuple(map(CompiledProduct, sublayer.products)))
 
 
 def describe_branch(sublayer: Sublayer) -> NativeBranch | None:

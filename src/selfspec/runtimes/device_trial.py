@@ -193,7 +193,11 @@ class Trial:
                     seconds[name][rows] = min(least, max(taken, 1e-9))
         for each in out.values():
             self._checked(each)
-        return {name: out.get(name) or Tried(name, dict(sorted(seconds[name].items()))) for name in runners}
+        return {
+            name: out.get(name)
+            or Tried(name, dict(sorted(seconds[name].items())), is_exact=runner.independent_rows >= max(ROWS))
+            for name, runner in runners.items()
+        }
 
     def _forwards(self, runner: Runner) -> dict[int, Callable[[], None]]:
         """Forwards of the whole model after a short context, up to the choice of tokens, by their rows."""

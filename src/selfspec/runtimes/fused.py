@@ -20,7 +20,7 @@ from selfspec.model.forward import Adapt, Forward, Rows
 from selfspec.model.low_rank import AdaptedProduct
 from selfspec.model.rope import CosSin
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
-from selfspec.runtimes.activations import ATTRIBUTES, activation_of
+from selfspec.runtimes.activations import ATTRIBUTES, activate_gated, activation_of
 from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
 from selfspec.runtimes.stepwise import attend
 
@@ -65,22 +65,16 @@ class FusedBlock(BranchSublayer):
         """Whether the modules still are those, with those weights, that were fused."""
         return self._signature == signature(self.modules)
 
-    def with_products(self, *products: Product) -> "Self":
-        """The same branch with other products."""
+    def replaced(self, **parts: Any) -> "Self":
+        """The same branch with other parts, which are named as its attributes are."""
         other = copy.copy(self)
-        other.products = products
+        vars(other).update(parts)
         return other
 
     def _executed(self, forward: Forward, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
         """Calls a part of this branch; as it is where a sequence has an adapter, which is not a function of tensors."""
         execute = self.execute if forward.adapting is None else call
         return execute(function, self, *arguments, forward.widest, forward.adapting)
-
-    def executed_by(self, execute: Execute) -> "Self":
-        """The same branch, whose parts another function calls."""
-        other = copy.copy(self)
-        other.execute = execute
-        return other
 
 
 def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
@@ -198,16 +192,23 @@ class FusedMLP(FusedBlock):
         entered = gate_up(normed, widest)
         if adapt is not None:
             adapt(2 * self.index + 1, AdaptedProduct.ENTERING, normed, entered)
-        if self.gated:
-            gate, up = entered.chunk(2, dim=-1)
-            activated = self.activate(gate).mul_(up)
-        else:
-            activated = self.activate(entered)
+        activated = activate_gated(self.activate, entered) if self.gated else self.activate(entered)
         branch = down(activated, widest)
         if adapt is not None:
             adapt(2 * self.index + 1, AdaptedProduct.LEAVING, activated, branch)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
+
+
+def turn_heads(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, neighbours: bool) -> None:
+    """Rope in place on the first ``dim`` entries of ``[rows, heads, head_dim]``, of a cosine and a signed sine."""
+    dim = cosine.shape[-1]
+    turned = heads if dim == heads.shape[-1] else heads.narrow(2, 0, dim)
+    swapped = turned.view(*turned.shape[:-1], -1, 2).flip(-1).flatten(-2) if neighbours else turned.roll(dim // 2, -1)
+    if cosine.dtype == heads.dtype:
+        turned.mul_(cosine).add_(swapped.mul_(sine))
+    else:  # OLMo-2 computes rope in float32
+        turned.copy_(turned * cosine + swapped * sine)
 
 
 class FusedAttention(FusedBlock, AttentionSublayer):
@@ -222,9 +223,11 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         norms_last: they follow rope.
         sinks: by query head, the score of a slot without a value that every row sees; ``None`` where there are none.
         kernel: attends before torch is asked; ``None`` where torch always does.
+        turn: turns queries and keys in place; see ``turn_heads``.
     """
 
     kernel: Attend | None = None
+    turn: Callable[..., None] = staticmethod(turn_heads)
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
         super().__init__(generic)
@@ -248,12 +251,6 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self.norms_rows = bool(norms) and norms[0].weight.numel() != self.head_dim
         self.norms_last = family.head_norms_last
         self._signature = signature(self.modules)
-
-    def attended_by(self, kernel: Attend) -> "Self":
-        """The same branch, for some rows of which a kernel attends."""
-        other = copy.copy(self)
-        other.kernel = kernel
-        return other
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         turn = forward.turn(self.rope) if self.turns else None
@@ -289,7 +286,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         if self.head_norms and not self.norms_last:
             self._norm_heads(heads)
         if turn is not None:
-            _turn(heads.narrow(1, 0, turned), *turn, neighbours=self.neighbours)
+            self.turn(heads.narrow(1, 0, turned), *turn, neighbours=self.neighbours)
         if self.head_norms and self.norms_last:
             self._norm_heads(heads)
         return heads
@@ -346,14 +343,3 @@ class FusedAttention(FusedBlock, AttentionSublayer):
             attended = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=self.scale)
         unpacked = attended.view(self.key_heads, rows.count, self._group, self.head_dim)
         return unpacked.transpose(0, 1).reshape(rows.count, -1)
-
-
-def _turn(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, neighbours: bool) -> None:
-    """Rope in place on the first ``dim`` entries of ``[rows, heads, head_dim]``, of a cosine and a signed sine."""
-    dim = cosine.shape[-1]
-    turned = heads if dim == heads.shape[-1] else heads.narrow(2, 0, dim)
-    swapped = turned.view(*turned.shape[:-1], -1, 2).flip(-1).flatten(-2) if neighbours else turned.roll(dim // 2, -1)
-    if cosine.dtype == heads.dtype:
-        turned.mul_(cosine).add_(swapped.mul_(sine))
-    else:  # OLMo-2 computes rope in float32
-        turned.copy_(turned * cosine + swapped * sine)

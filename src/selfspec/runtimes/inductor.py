@@ -66,5 +66,5 @@ def _mark_rows(arguments: Iterable[Any]) -> None:
 def make_inductor_runner(decoder: Decoder) -> Runner:
     """The model as fused blocks that torch compiles, at full precision."""
     fused, compiler = make_runner(decoder, "fused"), Compiler()
-    blocks = [each.executed_by(compiler) if isinstance(each, FusedBlock) else each for each in fused.sublayers]
+    blocks = [each.replaced(execute=compiler) if isinstance(each, FusedBlock) else each for each in fused.sublayers]
     return fused.with_products(blocks, fused.head)

@@ -140,7 +140,7 @@ class LowBitCopies:
         if form is None or not self._lowers(index, form):
             return block
         assert isinstance(block, FusedBlock)
-        return block.with_products(*self._copies[index, form])
+        return block.replaced(products=self._copies[index, form])
 
     def _copy(self, product: Product, form: PackedFormat) -> Product:
         """A product of a copy of the weights of another."""

@@ -72,8 +72,8 @@ class _RoundedBlock(Sublayer):
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """See ``Sublayer``."""
         weights = self._copies.rounded(self._index, self._form)
-        products = map(_dense, weights, self._block.products)
-        return self._block.with_products(*products).executed_by(call)(hidden_states, forward)
+        products = tuple(map(_dense, weights, self._block.products))
+        return self._block.replaced(products=products, execute=call)(hidden_states, forward)
 
 
 def _rounded_head(copies: LowBitCopies, form: PackedFormat) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -6,6 +6,12 @@ from typing import Any
 
 _STEPS, _VERIFICATION = 4, 8
 
+_EXACT_MAY_COST = 1.1
+"""How many times the round of another runtime may take with one whose rows do not depend on each other.
+
+Without them a verification rounds otherwise than single steps do, and in bfloat16 drafts change some texts.
+"""
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -16,12 +22,14 @@ class Tried:
         seconds: of its forwards, by their rows; empty where it is out.
         reason: why it is out; ``None`` where it may be used.
         lacked_memory: the reason is memory.
+        is_exact: a row of a verification is that of a single step, bit for bit.
     """
 
     name: str
     seconds: Mapping[int, float] = field(default_factory=dict)
     reason: str | None = None
     lacked_memory: bool = False
+    is_exact: bool = False
 
     @property
     def passed(self) -> bool:
@@ -34,6 +42,11 @@ class Tried:
         if not self.seconds:
             return float("inf")
         return _STEPS * self.seconds[1] + self.seconds[min(_VERIFICATION, max(self.seconds))]
+
+    @property
+    def weighed_seconds(self) -> float:
+        """``round_seconds`` by which runtimes are chosen: an exact one may take a little longer."""
+        return self.round_seconds * (1.0 if self.is_exact else _EXACT_MAY_COST)
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -61,9 +74,9 @@ class DeviceTrial:
 
     @property
     def order(self) -> list[str]:
-        """The runtimes that passed, fastest first."""
+        """The runtimes that passed, fastest first (``Tried.weighed_seconds``)."""
         passed = [each for each in self.runtimes if each.passed]
-        return [each.name for each in sorted(passed, key=lambda each: each.round_seconds)]
+        return [each.name for each in sorted(passed, key=lambda each: each.weighed_seconds)]
 
     @property
     def chosen(self) -> Tried:
@@ -108,4 +121,5 @@ class DeviceTrial:
 def _tried(values: Mapping[str, Any]) -> Tried:
     seconds = {int(rows): float(each) for rows, each in values["seconds"].items()}
     reason = values["reason"]
-    return Tried(str(values["name"]), seconds, None if reason is None else str(reason), bool(values["lacked_memory"]))
+    lacked_memory, is_exact = bool(values["lacked_memory"]), bool(values["is_exact"])
+    return Tried(str(values["name"]), seconds, None if reason is None else str(reason), lacked_memory, is_exact)
