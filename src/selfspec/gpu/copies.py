@@ -1,24 +1,22 @@
 """Low-bit copies of a model's weights that Triton multiplies, in the integers and scales of the kernels of the CPU."""
 
-from dataclasses import replace
-
 from selfspec.errors import UnsupportedModelError
+from selfspec.gpu.packing import pack
 from selfspec.gpu.runtime import TritonProduct
 from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.fused import FusedBlock
-from selfspec.runtimes.kernels import DTYPES
 from selfspec.runtimes.low_bit import LowBitCopies
 from selfspec.runtimes.products import LowBitProduct, Product
 
 
 class TritonLowBitCopies(LowBitCopies):
-    """Low-bit copies for the runtime ``triton``; see ``LowBitCopies``. They are made on the CPU."""
+    """Low-bit copies for the runtime ``triton``; see ``LowBitCopies``.
+
+    They are made on the device, in less time than they could be read from files, so none are kept.
+    """
 
     def _copy(self, product: Product, form: PackedFormat) -> Product:
-        values = product.values()
-        packed = self._make(values.cpu() if product.dtype in DTYPES else values.cpu().float(), form)
-        tiles = packed.tiles.to(values.device)
-        return TritonProduct(LowBitProduct([replace(packed, tiles=tiles)], product.dtype, product.bias))
+        return TritonProduct(LowBitProduct([pack(product.values(), form)], product.dtype, product.bias))
 
     def _check_products(self) -> None:
         """Refuses a model that has a part without a fused block."""
