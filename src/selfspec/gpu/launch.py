@@ -137,7 +137,7 @@ def multiply_tiles(
     """The product of rows and the weights in tiles, to ``out``, ``[rows, outputs]``, whose rows may lie apart."""
     inputs, outputs = hidden_states.shape[1], out.shape[1]
     constants = {**shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS), **_constants(form)}
-    _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES[QUADS])
+    _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES)
 
 
 def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, out: torch.Tensor) -> None:

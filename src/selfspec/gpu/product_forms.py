@@ -79,7 +79,7 @@ def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: in
         {**pointers, **_SIZES},
         constants,
         WARPS,
-        LOW_BIT_STAGES[rows == 16],
+        LOW_BIT_STAGES,
         (*_POINTERS, "tiles"),
     )
 

@@ -25,26 +25,29 @@ OUTPUTS, WARPS = 16, 1
 ADDED = 256
 """Outputs of a program that adds shares."""
 
-STAGES = 2
+STAGES = 3
 """Steps whose loads are under way at a time."""
 
+_STEP_BYTES = 256
+"""Bytes of a weight row that a program reads in a step."""
+
 LOW_BIT_OUTPUTS = {False: 16, True: 64}
-"""The same for weights of few bits; on ROCm (true) more outputs share the work for the entries."""
+"""``OUTPUTS`` for weights of few bits; on ROCm (true) more outputs share the work for the entries."""
 
-LOW_BIT_STAGES = {False: 2, True: 1}
-"""The same for weights of few bits; on ROCm (true) a second step costs moves, and other waves fill the time."""
+LOW_BIT_STAGES = 1
+"""``STAGES`` for them: a second step costs moves between registers; other warps fill the time of loads."""
 
-_PROGRAMS = 1024
-"""How many programs the largest devices take at a time; the inputs are divided until there are as many."""
+_PROGRAMS, _LOW_BIT_PROGRAMS = 1024, 4096
+"""The inputs are divided until there are as many programs; codes of few bits keep a program busy for longer."""
 
 _FEWEST_INPUTS = 512
 """Inputs of a program, at least, where they are divided."""
 
 
-def divisions(outputs: int, inputs: int, together: int = OUTPUTS) -> int:
+def divisions(outputs: int, inputs: int, together: int = OUTPUTS, least: int = _PROGRAMS) -> int:
     """How many programs of some outputs ``together`` share the inputs: a power of two that follows from the shape."""
     programs, count = -(-outputs // together), 1
-    while programs * count < _PROGRAMS and inputs // (2 * count) >= _FEWEST_INPUTS:
+    while programs * count < least and inputs // (2 * count) >= _FEWEST_INPUTS:
         count *= 2
     return count
 
@@ -56,15 +59,15 @@ def shares(outputs: int, inputs: int, unit: int, rows: int, quads: bool) -> dict
     ``quads`` says how its matrix instructions are laid out (``blocks.read_codes``).
     """
     units, of_program = inputs // unit, LOW_BIT_OUTPUTS[quads]
-    share = -(-units // min(divisions(outputs, inputs, of_program), units))
+    share = -(-units // min(divisions(outputs, inputs, of_program, _LOW_BIT_PROGRAMS), units))
     together = gcd(max(1, 256 // unit), units, share)
     sizes = {"OUTPUTS": of_program, "ROWS": rows, "QUADS": quads}
     return {"SHARE": share, "SPLITS": -(-units // share), "TOGETHER": together, **sizes}
 
 
 def dense_shares(outputs: int, inputs: int, size: int, rows: int) -> dict[str, int]:
-    """The same for dense weights of ``size`` bytes; a program reads 128 bytes of each weight row at a time."""
-    splits, step = divisions(outputs, inputs), 128 // size
+    """The same for dense weights of ``size`` bytes."""
+    splits, step = divisions(outputs, inputs), _STEP_BYTES // size
     sizes = {"OUTPUTS": OUTPUTS, "ROWS": rows}
     return {"SHARE": step * -(-inputs // (step * splits)), "SPLITS": splits, "STEP": step, **sizes}
 
