@@ -33,6 +33,9 @@ _CASCADES = (
     "--methods 'auto,suffix,low-bit,cascade(suffix, low-bit)' --peers llama-cpp --out DIR"
 )
 
+_DEVICE = "selfspec bench device --model smollm2 --widen 8 --dtype bfloat16 --device cuda --out FILE"
+_DEVICES = ("devices/h100-smollm2-x8", "devices/h100-smollm2")
+
 
 @dataclass(frozen=True)
 class Block:
@@ -184,6 +187,8 @@ BLOCKS: dict[str, Block] = {
         "selfspec bench run --model tiny-mtp --methods autoregressive,mtp,auto --peers none --out DIR",
         tables.candidates,
     ),
+    "a GPU": Block(_DEVICES[:1], _DEVICE, tables.device_speeds),
+    "a GPU by rows": Block(_DEVICES, _DEVICE, tables.device_trial),
     "soak": Block(("serve-soak-smollm2-bf16-cpu",), "python benchmarks/serve.py soak --out FILE", tables.soak),
     "attacks": Block(("serve-attacks-smollm2",), "python benchmarks/serve.py attacks --out FILE", tables.attacks),
     "one client": Block(

@@ -56,9 +56,10 @@ def find_stamp(result: Any) -> Mapping[str, Any] | None:
 
 
 def machine(stamp: Mapping[str, Any]) -> str:
-    """The processor and the threads."""
+    """The processor and the threads, after an accelerator where there is one."""
     hardware = stamp["hardware"]
-    return f"{hardware['processor']}, {stamp['threads']} threads on {hardware['cores']} cores"
+    device = "" if hardware["device"] == "cpu" else f"{hardware['device']}, beside "
+    return f"{device}{hardware['processor']}, {stamp['threads']} threads on {hardware['cores']} cores"
 
 
 def origin(results: Mapping[str, Any], link: str) -> str:

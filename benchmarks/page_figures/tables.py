@@ -166,6 +166,34 @@ def host_time(results: Results) -> str:
     return grid(["method", "between calls, ms", "a forward, ms"], rows)
 
 
+def device_speeds(results: Results) -> str:
+    """Tokens a second on an accelerator: transformers, plain decoding and methods."""
+    (result,) = results.values()
+    found = {"transformers' `generate`": result["transformers"], "plain decoding": result["plain"]}
+    found |= {f"`{name}`": each for name, each in result["methods"].items()}
+    rows = []
+    for name, each in found.items():
+        low, high = each["tokens_per_second_spread"]
+        ratio = each["tokens_per_second"] / result["plain"]["tokens_per_second"]
+        texts = f"{each['identical_texts']} of {each['texts']}" if "texts" in each else ""
+        rows.append([name, f"{each['tokens_per_second']:.0f} ({low:.0f} to {high:.0f})", f"{ratio:.2f}", texts])
+    return grid([model_name(result), "tokens/s", "÷ plain decoding", "texts that are those of plain decoding"], rows)
+
+
+def device_trial(results: Results) -> str:
+    """Milliseconds of forwards by their rows, of each runtime that a trial found right, and of low-bit weights."""
+    rows = []
+    for result in results.values():
+        trial = result["trial"]
+        for each in (*trial["runtimes"], *trial["weights"].values()):
+            if each["reason"] is None:
+                times = (f"{1000 * seconds:.2f}" for seconds in each["seconds"].values())
+                chosen = ", chosen" if each["name"] == result["runtime"] else ""
+                rows.append([model_name(result), f"`{each['name']}`{chosen}", *times])
+    counts = next(each["seconds"] for each in trial["runtimes"] if each["seconds"])
+    return grid(["model", "runtime", *(f"{rows} rows, ms" if rows != "1" else "1 row, ms" for rows in counts)], rows)
+
+
 def soak(results: Results) -> str:
     """What came of ten minutes of mixed clients."""
     (result,) = results.values()

@@ -214,11 +214,12 @@ def test_a_warm_target_records_nothing_in_a_request() -> None:
     engine.warmup()
     warm = graphs_of(engine.target).recordings
     spans = [SHORTEST_SPAN << power for power in range(8) if SHORTEST_SPAN << power <= FEWEST_SLOTS]
-    assert len(warm) == 7 * (SUBLAYERS // 2) * (1 + len(spans)) + 7 * len(spans)
+    assert engine.target.recorded == len(warm) == 7 * (SUBLAYERS // 2) * (1 + len(spans)) + 7 * len(spans)
     for length in (17, 300):
         result = engine.generate(prompt(length), max_new_tokens=16)
         assert result.token_ids == plain_text("gemma3", prompt(length), 16)
     added = {sublayers for sublayers, *_ in graphs_of(engine.target).recordings - warm}
+    assert (engine.target.recorded > len(warm)) == bool(added)
     assert added <= {tuple(range(6)), tuple(range(6, SUBLAYERS))}, "but what comes again and again"
 
 

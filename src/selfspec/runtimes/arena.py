@@ -82,11 +82,13 @@ class Arenas:
 
     Attributes:
         current: the slots that replays read and write; ``None`` before the first lease.
+        recorded: replays that were recorded so far, at any precision, on any arena.
     """
 
     def __init__(self, make_slots: Callable[[int], torch.Tensor]) -> None:
         self._make_slots, self._leasing = make_slots, threading.Lock()
         self.current: Arena | None = None
+        self.recorded = 0
         self.users: weakref.WeakSet[Recordings] = weakref.WeakSet()
         """What has recorded on it."""
 

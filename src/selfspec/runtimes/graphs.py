@@ -88,6 +88,11 @@ class Graphs:
         return self._arenas.current
 
     @property
+    def recorded(self) -> int:
+        """Replays of the model that were recorded so far; a forward that records takes many times as long."""
+        return self._arenas.recorded
+
+    @property
     def recordings(self) -> set[tuple[tuple[int, ...], int, int]]:
         """The sublayers, number of rows and span (0 where none of them attends) of each graph."""
         return {(run.sublayers, run.rows, run.span) for run in self._replays}
@@ -209,6 +214,7 @@ class Graphs:
             problem = f"recording failed: {error.__context__ or error}"  # ending the capture raises an error of its own
         if problem is None:
             self._replays[run] = replay
+            self._arenas.recorded += 1
             return
         self._give_up(problem)
         stream.copy_(before)

@@ -284,6 +284,11 @@ class Target:
         """
         return 0 if precision is None else self._low_bit.bytes(precision)
 
+    @property
+    def recorded(self) -> int:
+        """Replays that were recorded so far; the time of a round in which one was is not that of its forwards."""
+        return 0 if self._prepared.graphs is None else self._prepared.graphs.recorded
+
     def release_copies(self, keep: AnyPrecision | None = None) -> None:
         """Drops low-bit copies, but for those of a precision. They are made again where they are asked for."""
         self._low_bit.release(keep)

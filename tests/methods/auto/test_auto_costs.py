@@ -75,6 +75,18 @@ def test_live_rounds_move_the_costs_and_one_outlier_hardly_does() -> None:
     assert live.now(4)[1] == pytest.approx(3.0 / 4, rel=0.02)
 
 
+def test_rounds_in_which_something_was_recorded_say_nothing_of_costs() -> None:
+    recorded = 3
+    live = LiveCosts(COSTS, recorded=lambda: recorded)
+    draft = LiveCosts(COSTS, live)
+    recorded += 1
+    live.note([4], 100.0)
+    draft.note([4], 100.0)
+    assert (live(4), draft(4)) == (COSTS(4), COSTS(4))
+    live.note([4], 100.0)
+    assert live(4) > COSTS(4)
+
+
 def test_a_busy_machine_makes_all_rows_dear_and_a_wrong_shape_does_not() -> None:
     """A number of rows that was measured wrong moves itself; it does not drift into what a step is taken to cost."""
     live = LiveCosts(COSTS)

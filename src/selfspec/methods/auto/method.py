@@ -167,7 +167,9 @@ class _Ready:
         self.preparation, self.trial = preparation, preparation.layers
         trial = self.trial
         doubt = _MEASURED if preparation.measured else _ESTIMATED
-        self.verify = LiveCosts(preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape)
+        self.verify = LiveCosts(
+            preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape, recorded=lambda: target.recorded
+        )
         self.host = HostTime()
         self.layers: dict[str, LayerChoice | HeadChoice | None] = dict.fromkeys(_KINDS)
         if head is not None:

@@ -3,7 +3,7 @@
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class LiveCosts:
     Args:
         measured: costs to start from.
         like: costs whose load multiplies these too.
+        recorded: counts what was recorded so far (``Target.recorded``); while it grows, rounds say nothing of costs.
         load_doubt: standard deviation of the logarithm of the load at the start.
         shape_doubt: that of the cost of twice the rows against one row.
     """
@@ -47,8 +48,11 @@ class LiveCosts:
         *,
         load_doubt: float = _LOAD_DOUBT,
         shape_doubt: float = _SHAPE_DOUBT,
+        recorded: Callable[[], int] = lambda: 0,
     ) -> None:
         self._like = like
+        self._count_recorded: Callable[[], int] = recorded if like is None else like._count_recorded
+        self._recorded = self._count_recorded()
         self._rows, self._measured = measured.rows, np.array(measured.seconds)
         self._state = np.zeros(len(measured.rows))  # entry 0 is the load, the others corrections of the shape
         octaves = np.log2(measured.rows)
@@ -96,10 +100,12 @@ class LiveCosts:
     def note(self, forwards: Sequence[int], seconds: float) -> None:
         """Counts forwards by the number of rows of each, and the seconds above 0 that they took together.
 
-        Where nothing was measured, the first do not count: they touch memory for the first time.
+        Where nothing was measured, the first do not count: they touch memory for the first time. Nor do those among
+        which a replay was recorded.
         """
         with self._lock:
-            if self._cold:
+            before, self._recorded = self._recorded, self._count_recorded()
+            if self._cold or self._recorded != before:
                 self._cold = False
                 return
             design = self._design(forwards)
