@@ -123,6 +123,11 @@ BLOCKS: dict[str, Block] = {
         "python benchmarks/auto_table.py --worst adversaries --out FILE",
         tables.adversaries,
     ),
+    "first requests": Block(
+        ("auto-first-smollm2-bf16-cpu",),
+        "python benchmarks/auto_table.py --worst first --repeats 2 --out FILE",
+        tables.first_requests,
+    ),
     "plain decoding": Block(
         _by_model("overhead"), "selfspec bench overhead --model smollm2 --unpack --out FILE", tables.overhead
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -154,6 +155,17 @@ def adversaries(results: Results) -> str:
         right = f"{found['accepted']:,} of {found['drafted']:,}"
         rows.append([name, right, f"{found['median']:.2f} ({low:.2f} to {high:.2f})"])
     return grid(["known tokens that are offered", "right of those drafted", "speed ÷ plain decoding"], rows)
+
+
+def first_requests(results: Results) -> str:
+    """Seconds of the first request of a process that knows nothing, beside later ones."""
+    (result,) = results.values()
+    rows = []
+    for name, found in result["first"].items():
+        seconds = (f"{statistics.median(found[each]):.2f}" for each in ("first", "later"))
+        rows.append([name, *seconds, f"{found['ratio']:.2f}"])
+    rows.append(["median", "", "", f"{statistics.median(each['ratio'] for each in result['first'].values()):.2f}"])
+    return grid(["chat", "first request, s", "the same later, s", "÷"], rows)
 
 
 def host_time(results: Results) -> str:

@@ -83,8 +83,22 @@ def test_rounds_in_which_something_was_recorded_say_nothing_of_costs() -> None:
     live.note([4], 100.0)
     draft.note([4], 100.0)
     assert (live(4), draft(4)) == (COSTS(4), COSTS(4))
-    live.note([4], 100.0)
+    for _ in range(2):
+        live.note([4], 100.0)
     assert live(4) > COSTS(4)
+
+
+@pytest.mark.parametrize("shape_doubt", [0.08, 0.25])
+def test_one_slow_round_does_not_make_its_rows_dear(shape_doubt: float) -> None:
+    """Until the next one of several rows is slow, too."""
+    live = LiveCosts(COSTS, shape_doubt=shape_doubt)
+    for _ in range(3):
+        live.note([1], COSTS(1))
+    live.note([4], 3 * COSTS(4))
+    live.note([1], COSTS(1))
+    assert live(4) == pytest.approx(COSTS(4), rel=0.01)
+    live.note([2], 1.3 * COSTS(2))
+    assert COSTS(2) * 1.05 < live(2) < COSTS(2) * 1.31
 
 
 def test_a_busy_machine_makes_all_rows_dear_and_a_wrong_shape_does_not() -> None:

@@ -76,11 +76,13 @@ def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
 
 def test_the_last_request_to_report_moves_the_costs() -> None:
     verify, draft = LiveCosts(LINEAR), LiveCosts(RowCosts((1, 8), (0.5, 4.0)))
-    shared = SharedRound(SharedStep(3, verify), verify, HostTime())
-    shared.note([1], 1, 9, 2 * 6.0 / 3)
-    shared.note([3], 1, 9, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
-    assert (verify.factor, draft.factor) == (1.0, 1.0)
-    shared.note([2], 1, 9, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
+    for _ in range(2):  # a slow round is believed when the next one is slow, too
+        assert (verify.factor, draft.factor) == (1.0, 1.0)
+        shared = SharedRound(SharedStep(3, verify), verify, HostTime())
+        shared.note([1], 1, 9, 2 * 6.0 / 3)
+        shared.note([3], 1, 9, 2 * 6.0 / 3, 4.0 / 3, (1, 2), draft)
+        assert (verify.factor, draft.factor) == (1.0, 1.0)
+        shared.note([2], 1, 9, 2 * 6.0 / 3, 4.0 / 3, (1, 3, 1), draft)
     assert verify.factor > 1.0, "six rows took twice as long"
     assert draft.factor == pytest.approx(1.0), "forwards of 2, 5 and 1 rows took what eight rows take"
 

@@ -19,6 +19,13 @@ _SHAPE_DOUBT = 0.08
 _OUTLIER = math.log(1.5)
 """A round that is farther off counts as this far off, or as three standard deviations of what is expected."""
 
+_SLOW = math.log(1.25)
+"""A forward that took more than this beyond what was expected is believed when the next one does, too.
+
+What else happens on a machine makes a forward slower, never faster. One such round would make its rows seem dear, and
+then they would not be tried again. The next one is that of as many rows, or of several where it has several.
+"""
+
 _SHOWN = 0.01
 _COLD = 0.5
 """Doubt in the load from which on costs count as not measured."""
@@ -64,6 +71,7 @@ class LiveCosts:
         self._shown, self._shown_state = measured, self._state.copy()
         self._tables: dict[int, CostTable] = {}
         self._cold = load_doubt > _COLD
+        self._slow: set[int] = set()  # rows whose last forward was slow; 2 if the last one of several was
         self._lock = threading.Lock()
 
     @property
@@ -101,7 +109,7 @@ class LiveCosts:
         """Counts forwards by the number of rows of each, and the seconds above 0 that they took together.
 
         Where nothing was measured, the first do not count: they touch memory for the first time. Nor do those among
-        which a replay was recorded.
+        which a replay was recorded, and one forward alone that was slow (``_SLOW``).
         """
         with self._lock:
             before, self._recorded = self._recorded, self._count_recorded()
@@ -114,13 +122,28 @@ class LiveCosts:
             spread = covariance @ design
             variance = float(design @ spread) + _NOISE**2
             most = max(_OUTLIER, 3 * math.sqrt(variance))
-            surprise = min(most, max(-most, math.log(seconds / predicted)))
+            believed = self._believed(forwards, math.log(seconds / predicted))
+            if believed is None:
+                return
+            surprise = min(most, max(-most, believed))
             self._state = self._state + spread * (surprise / variance)
             self._covariance = covariance - np.outer(spread, spread) / variance
             if np.abs(self._state - self._shown_state)[1:].max(initial=0.0) > _SHOWN:
                 shape = np.exp(np.concatenate([[0.0], self._state[1:]]))
                 self._shown = RowCosts(self._rows, tuple((self._measured * shape).tolist()))
                 self._shown_state, self._tables = self._state.copy(), {}
+
+    def _believed(self, forwards: Sequence[int], surprise: float) -> float | None:
+        """How far off forwards are taken to be; ``None`` where that has to be confirmed (``_SLOW``)."""
+        if len(forwards) > 1 or self.doubt > _COLD:
+            return surprise
+        kinds = {forwards[0], min(forwards[0], 2)}
+        if surprise <= _SLOW:
+            self._slow -= kinds
+            return surprise
+        is_confirmed = not kinds.isdisjoint(self._slow)
+        self._slow |= kinds
+        return surprise if is_confirmed else None
 
     def _design(self, forwards: Sequence[int]) -> Any:
         """The derivative of the logarithm of the seconds by the state."""
