@@ -168,6 +168,7 @@ def test_a_runtime_whose_rows_are_alone_may_take_a_tenth_longer(seconds: float, 
     exact = Tried("exact", {1: seconds, 8: seconds}, is_exact=True)
     trial = DeviceTrial("a device", (Tried("eager", {1: 9.0}), Tried("other", {1: 1.0, 8: 1.0}), exact))
     assert trial.order[0] == first
+    assert trial.table()[first].endswith("(chosen)" if first == "other" else "(chosen: with it drafts change no text)")
     assert DeviceTrial.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
 
 

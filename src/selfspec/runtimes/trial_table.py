@@ -96,7 +96,9 @@ class DeviceTrial:
     def table(self) -> dict[str, str]:
         """A line of text for each runtime and each kind of weights, by its name."""
         lines = {each.name: str(each) for each in (*self.runtimes, *self.weights.values())}
-        lines[self.chosen.name] += " (chosen)"
+        fastest = min(each.round_seconds for each in self.runtimes if each.passed)
+        reason = ": with it drafts change no text" if self.chosen.round_seconds > fastest else ""
+        lines[self.chosen.name] += f" (chosen{reason})"
         return lines
 
     def to_dict(self) -> dict[str, Any]:
