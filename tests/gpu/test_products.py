@@ -20,7 +20,7 @@ from selfspec.errors import UnsupportedModelError
 from selfspec.gpu import launch
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
 from selfspec.gpu.launch import MOST_ROWS, look_up, multiply_dense, multiply_parts
-from selfspec.gpu.products import divisions
+from selfspec.gpu.products import divisions, low_bit_divisions
 
 QUADS = (False, True) if IS_INTERPRETED else (launch.QUADS,)
 """How matrix instructions are laid out: NVIDIA's and AMD's, of which the interpreter has both."""
@@ -110,6 +110,15 @@ def test_inputs_that_are_divided() -> None:
     found = multiply_dense(entries, weight, bias)
     torch.testing.assert_close(found, entries @ weight.T + bias, rtol=1e-4, atol=1e-3)
     assert torch.equal(multiply_dense(entries[1:2], weight, bias)[0], found[1])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "count"),
+    [(576, 1536, 2), (4096, 4096, 4), (14336, 4096, 4), (24576, 4608, 4), (128256, 4096, 1), (192, 576, 1)],
+)
+def test_codes_of_few_bits_are_divided_among_more_programs(outputs: int, inputs: int, count: int) -> None:
+    """As measured: shares of a thousand inputs, and of fewer where there are hardly any programs."""
+    assert low_bit_divisions(outputs, inputs, 16) == count
 
 
 def test_a_format_without_kernel_is_refused_by_name() -> None:

@@ -44,10 +44,18 @@ _FEWEST_INPUTS = 512
 """Inputs of a program, at least, where they are divided."""
 
 
-def divisions(outputs: int, inputs: int, together: int = OUTPUTS, least: int = _PROGRAMS) -> int:
+def divisions(outputs: int, inputs: int, together: int = OUTPUTS) -> int:
     """How many programs of some outputs ``together`` share the inputs: a power of two that follows from the shape."""
     programs, count = -(-outputs // together), 1
-    while programs * count < least and inputs // (2 * count) >= _FEWEST_INPUTS:
+    while programs * count < _PROGRAMS and inputs // (2 * count) >= _FEWEST_INPUTS:
+        count *= 2
+    return count
+
+
+def low_bit_divisions(outputs: int, inputs: int, together: int) -> int:
+    """The same for weights of few bits: more programs, as long as each has inputs enough."""
+    programs, count = -(-outputs // together), divisions(outputs, inputs, together)
+    while programs * count < _LOW_BIT_PROGRAMS and inputs // (2 * count) >= 2 * _FEWEST_INPUTS:
         count *= 2
     return count
 
@@ -59,7 +67,7 @@ def shares(outputs: int, inputs: int, unit: int, rows: int, quads: bool) -> dict
     ``quads`` says how its matrix instructions are laid out (``blocks.read_codes``).
     """
     units, of_program = inputs // unit, LOW_BIT_OUTPUTS[quads]
-    share = -(-units // min(divisions(outputs, inputs, of_program, _LOW_BIT_PROGRAMS), units))
+    share = -(-units // min(low_bit_divisions(outputs, inputs, of_program), units))
     together = gcd(max(1, 256 // unit), units, share)
     sizes = {"OUTPUTS": of_program, "ROWS": rows, "QUADS": quads}
     return {"SHARE": share, "SPLITS": -(-units // share), "TOGETHER": together, **sizes}
