@@ -12,10 +12,13 @@ from helpers.gguf_files import CHAT_TEMPLATE
 from selfspec import load_model
 
 LARGEST_ERROR = {
-    **{"F32": 0.0, "F16": 0.001, "BF16": 0.01, "Q8_0": 0.02, "Q6_K": 0.05, "Q5_K": 0.08, "Q5_0": 0.08, "Q5_1": 0.08},
+    **{"F32": 1e-6, "F16": 0.001, "BF16": 0.01, "Q8_0": 0.02, "Q6_K": 0.05, "Q5_K": 0.08, "Q5_0": 0.08, "Q5_1": 0.08},
     **{"Q4_K": 0.15, "Q4_0": 0.15, "Q4_1": 0.15, "IQ4_NL": 0.15, "IQ4_XS": 0.15, "Q3_K": 0.25, "Q2_K": 0.45},
 }
-"""Largest ratio of the size of a matrix's rounding error to that of the matrix, by type."""
+"""Largest ratio of the size of a matrix's rounding error to that of the matrix, by type.
+
+Not 0 where nothing is rounded: torch draws random weights that differ in the last bit between processors.
+"""
 
 
 def matrices(name: str) -> dict[str, Any]:
@@ -48,5 +51,5 @@ def test_the_file_loads_with_the_weights_it_was_made_from_but_for_rounding(name:
     worst = max(LARGEST_ERROR[kind] for kind in fixture.types)
     loaded = model.state_dict()
     for key, weight in build_fixture(fixture).state_dict().items():
-        bound = worst if weight.dim() > 1 else 0.0
+        bound = worst if weight.dim() > 1 else LARGEST_ERROR["F32"]
         assert torch.linalg.norm(loaded[key] - weight) <= bound * torch.linalg.norm(weight), key

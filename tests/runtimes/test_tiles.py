@@ -1,7 +1,7 @@
 """AMX tiles, whose instructions are emulated in C++: products at odd shapes, alone and among others; whole forwards.
 
-The programs check by themselves that a row has the same bits alone and among others, that sums are close to those in
-double precision, and that tiles were used.
+The same with the real instructions, where the processor has them. The programs check by themselves that a row has the
+same bits alone and among others, that sums are close to those in double precision, and that tiles were used.
 """
 
 import shutil
@@ -18,8 +18,12 @@ from selfspec.runtimes import kernels
 from selfspec.runtimes.kernel_build import machine, processor_features, usable_levels
 
 TILES = '-DTILE_INSTRUCTIONS="tile_emulation.h"'
-FLAGS = [level.flags for level in usable_levels(machine(), processor_features()) if level.name != "amx"]
+_OWN = {level.name: level.flags for level in usable_levels(machine(), processor_features())}
+FLAGS = [flags for name, flags in _OWN.items() if name != "amx"]
 """Of the compiler, for the levels that this processor has."""
+
+REAL = _OWN.get("amx", ())
+needs_amx = pytest.mark.skipif(not REAL, reason="this processor lacks AMX")
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -41,9 +45,23 @@ HASHES = """
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", dict.fromkeys((FLAGS[0], FLAGS[-1])), ids=lambda flags: " ".join(flags[-1:]))
 def test_products(flags: tuple[str, ...], tmp_path: Path) -> None:
-    """Bit for bit what the real instructions gave, which were run once under Bochs (``docs/packaging.md``)."""
+    """Bit for bit what the real instructions give (``docs/packaging.md``)."""
     lines = run_program("tile_products.cpp", tmp_path / "products", "g++", *flags, "-O0", TILES)
     assert lines == [line.split() for line in HASHES.strip().splitlines()]
+
+
+@needs_amx
+def test_products_of_the_real_instructions(tmp_path: Path) -> None:
+    lines = run_program("tile_products.cpp", tmp_path / "products", "g++", *REAL, "-O1")
+    assert lines == [line.split() for line in HASHES.strip().splitlines()]
+
+
+@pytest.mark.slow
+@needs_amx
+def test_forwards_of_the_real_instructions(tmp_path: Path) -> None:
+    """Logits and drawn tokens are those of emulated tiles, bit for bit."""
+    emulated = run_program("whole_forward.cpp", tmp_path / "emulated", "g++", *FLAGS[-1], "-O0", TILES)
+    assert run_program("whole_forward.cpp", tmp_path / "real", "g++", *REAL, "-O0") == emulated
 
 
 @pytest.mark.slow

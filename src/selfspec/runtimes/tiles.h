@@ -18,7 +18,7 @@
 namespace {
 
 constexpr long TILE_ROWS = 16;     // of a tile, each of 16 floats or 32 bfloat16 numbers
-constexpr long BLOCKS_AHEAD = 8;   // blocks that each weight row is fetched ahead; not timed on any processor
+constexpr long BLOCKS_AHEAD = 4;   // blocks that each weight row is fetched ahead
 
 // Writes a matrix of 32-bit words, of at most 16 rows and columns, transposed. It may overlap the one that is read.
 inline void transpose(const void* from, long from_stride, void* to, long to_stride, long rows, long columns) {
@@ -53,10 +53,19 @@ inline void transpose(const void* from, long from_stride, void* to, long to_stri
 #endif
 }
 
-// The tiles of a product of up to 32 weight rows and up to 32 rows: sums are tiles 0 to 3, weights 4 and 5, rows 6 and 7.
-// They are in use as long as this object exists.
-struct TilesInUse {
-    TilesInUse(long outputs, long rows) {
+// The tiles of products of up to 32 weight rows and up to 32 rows: sums are tiles 0 to 3, weights 4 and 5, rows 6 and 7.
+// To give them their shapes takes as long as many products, so a thread keeps them from one product to the next, until
+// the end of the parallel region, where this object is.
+class TilesOfThread {
+  public:
+    TilesOfThread() = default;
+    TilesOfThread(const TilesOfThread&) = delete;
+    ~TilesOfThread() { release(); }
+
+    static void shape(long outputs, long rows) {
+        const long wanted = outputs * 64 + rows;
+        if (shaped == wanted) return;
+        release();
         TileShapes shapes;
         for (int m = 0; m < 2; m++) {
             const long height = part(outputs, m);
@@ -66,12 +75,17 @@ struct TilesInUse {
             if (part(rows, m)) shapes.set(6 + m, TILE_ROWS, 4 * part(rows, m));
         }
         configure_tiles(shapes);
+        shaped = wanted;
     }
-    TilesInUse(const TilesInUse&) = delete;
-    ~TilesInUse() { release_tiles(); }
-
     // Of some rows, how many are in the first or the second tile.
     static long part(long rows, int index) { return std::min(TILE_ROWS, std::max(0L, rows - TILE_ROWS * index)); }
+
+  private:
+    static void release() {
+        if (shaped) release_tiles();
+        shaped = 0;
+    }
+    inline static thread_local long shaped = 0;
 };
 
 // Weights of a product of bfloat16 rows.
@@ -104,7 +118,7 @@ struct Tiled {
     template <int R>
     void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool, Ahead&) const {
         constexpr int N = R > TILE_ROWS ? 2 : 1;
-        const TilesInUse in_use(to - from, R);
+        TilesOfThread::shape(to - from, R);
         if (to - from > TILE_ROWS)
             multiply<2, N>(rows, R, from, to - from, first, last, sums, stride);
         else
@@ -120,14 +134,15 @@ struct Tiled {
             each_sum<M, N>([&](auto tile, long place) { load_tile<tile>(sums + place, 4 * count); }, count);
         else
             each_sum<M, N>([&](auto tile, long) { zero_tile<tile>(); }, count);
-        add_blocks<M, N>(rows, count, block, k, whole - first);
+        // After the last block of these weight rows the first ones of those after them.
+        add_blocks<M, N>(rows, count, block, k, whole - first, last < blocks() ? 0 : M * TILE_ROWS * k - whole * width);
         if (whole < last) {
             bf16 rest[2 * TILE_ROWS][width] = {};
             for (long i = 0; i < outputs; i++) {
                 const bf16* row = weights + (from + i) * k;
                 std::copy(row + whole * width, row + k, rest[i]);
             }
-            add_blocks<M, N>(rows + (whole - first) * count, count, rest[0], width, 1);
+            add_blocks<M, N>(rows + (whole - first) * count, count, rest[0], width, 1, 0);
         }
         if (last < blocks())
             each_sum<M, N>([&](auto tile, long place) { store_tile<tile>(sums + place, 4 * count); }, count);
@@ -141,11 +156,12 @@ struct Tiled {
         if constexpr (M > 1) function(std::integral_constant<int, 2>(), TILE_ROWS * count);
         if constexpr (M > 1 && N > 1) function(std::integral_constant<int, 3>(), TILE_ROWS * count + TILE_ROWS);
     }
+    // ``beyond``: numbers from the end of the blocks to what is fetched after them.
     template <int M, int N>
-    static void add_blocks(const Row* rows, long count, const bf16* weights, long stride, long blocks) {
+    static void add_blocks(const Row* rows, long count, const bf16* weights, long stride, long blocks, long beyond) {
         for (long block = 0; block < blocks; block++, rows += count, weights += width) {
-            for (long i = 0; i < M * TILE_ROWS; i++)  // not into the first cache, which few rows of some strides fit
-                __builtin_prefetch(weights + i * stride + BLOCKS_AHEAD * width, 0, 2);
+            const bf16* soon = weights + BLOCKS_AHEAD * width + (block + BLOCKS_AHEAD < blocks ? 0 : beyond);
+            for (long i = 0; i < M * TILE_ROWS; i++) __builtin_prefetch(soon + i * stride);
             load_tile<6>(rows, 4 * (N > 1 ? TILE_ROWS : count));
             if constexpr (N > 1) load_tile<7>(rows + TILE_ROWS, 4 * (count - TILE_ROWS));
             load_tile<4>(weights, 2 * stride);
@@ -166,10 +182,18 @@ struct Tiled {
         for (int m = 0; m < M; m++)
             for (int n = 0; n < N; n++)
                 transpose(totals[m * TILE_ROWS] + n * TILE_ROWS, N * TILE_ROWS,
-                          sums + n * TILE_ROWS * stride + m * TILE_ROWS, stride, TilesInUse::part(outputs, m),
-                          TilesInUse::part(count, n));
+                          sums + n * TILE_ROWS * stride + m * TILE_ROWS, stride, TilesOfThread::part(outputs, m),
+                          TilesOfThread::part(count, n));
     }
 };
+
+}  // namespace
+
+#else
+
+namespace {
+
+struct TilesOfThread {};
 
 }  // namespace
 
