@@ -44,26 +44,26 @@ template <int BITS> struct Codes {
 
     // Stores the codes of a block, words by group and weight row.
     static void write(const uint32_t (*words)[TILE], uint8_t* to) {
-        const auto store = [&](long at, int row, uint32_t word) { std::memcpy(to + at + 4 * row, &word, 4); };
-        for (int row = 0; row < TILE; row++) {
+        for (long first = 0; first < TILE; first += LANES) {
+            const auto word = [&](int group) { return load<Words>(words[group] + first); };
+            const auto store = [&](long at, Words vector) { std::memcpy(to + at + 4 * first, &vector, sizeof(Words)); };
             if (BITS == 8)
-                for (int group = 0; group < GROUPS; group++) store(64 * group, row, words[group][row]);
+                for (int group = 0; group < GROUPS; group++) store(64 * group, word(group));
             if (part(4))
                 for (int group = 0; group < 4; group++)
-                    store(64 * group, row,
-                          (words[group][row] & 0x0f0f0f0fu) | (words[group + 4][row] & 0x0f0f0f0fu) << 4);
+                    store(64 * group, (word(group) & 0x0f0f0f0fu) | (word(group + 4) & 0x0f0f0f0fu) << 4);
             if (part(2))
                 for (int half = 0; half < 2; half++) {
-                    uint32_t four = 0;
+                    Words four = {};
                     for (int i = 0; i < 4; i++)
-                        four |= (words[4 * half + i][row] >> part(4) & 0x03030303u) << 2 * i;
-                    store(pairs_at + 64 * half, row, four);
+                        four |= (word(4 * half + i) >> part(4) & 0x03030303u) << 2 * i;
+                    store(pairs_at + 64 * half, four);
                 }
             if (part(1)) {
-                uint32_t eight = 0;
+                Words eight = {};
                 for (int group = 0; group < GROUPS; group++)
-                    eight |= (words[group][row] >> (BITS - 1) & 0x01010101u) << group;
-                store(single_at, row, eight);
+                    eight |= (word(group) >> (BITS - 1) & 0x01010101u) << group;
+                store(single_at, eight);
             }
         }
     }

@@ -47,64 +47,76 @@ template <class T> void unpack(const Linear& linear, const int64_t* rows, T* to,
     }
 }
 
-// Makes weights of the symmetric formats of others.
+// Makes weights of the symmetric formats of others. Vectors are of weight rows side by side, so that a copy is the same on
+// every processor.
 template <class T, class F> struct Packer {
-    static constexpr float lowest = -F::offset, highest = F::offset - 1;
+    static constexpr int lowest = -F::offset, highest = F::offset - 1;
+    static constexpr float STEP = 0.3f, SMALLEST = 1e-30f;
+    using Values = Floats[F::unit];  // of a group
     const T* from;
     uint8_t* to;
     long k, n;
 
-    static float code(float value, float inverse) {
-        return std::min(std::max(std::nearbyint(value * inverse), lowest), highest);
+    static Ints codes(Floats values, Floats inverse) {
+        Ints found = nearest(values * inverse);
+        found = found < lowest ? spread(int32_t(lowest)) : found;
+        return found > highest ? spread(int32_t(highest)) : found;
     }
-    // The sum of squared errors with a scale.
-    static float error(const float* values, float scale) {
-        const float inverse = 1.0f / scale;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (long i = 0; i < F::unit; i++) {
-            const float difference = values[i] - scale * code(values[i], inverse);
-            sum += difference * difference;
+    // The sums of squared errors with scales.
+    static Floats errors(const Values& values, Floats scales) {
+        const Floats inverse = 1.0f / scales;
+        Floats sums[2] = {};  // of the even and of the odd inputs: a sum waits for each of its additions
+        for (int i = 0; i < F::unit; i += 2)
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++) {
+                const Floats value = values[i + odd];
+                const Floats difference = value - scales * __builtin_convertvector(codes(value, inverse), Floats);
+                sums[odd] += difference * difference;
+            }
+        return sums[0] + sums[1];
+    }
+    // The scales of groups with the least error: the value of largest magnitude becomes the lowest integer, or nearly.
+    static Floats choose(const Values& values) {
+        Floats greatest = {}, least = {};
+        for (const Floats& value : values) {
+            greatest = value > greatest ? value : greatest;
+            least = value < least ? value : least;
         }
-        return sum;
-    }
-    // The scale of a group with the least error: the value of largest magnitude becomes the lowest integer, or nearly.
-    static float choose(const float* values) {
-        float greatest = 0, least = 0;
-#pragma omp simd reduction(max : greatest) reduction(min : least)
-        for (long i = 0; i < F::unit; i++) greatest = std::max(greatest, values[i]), least = std::min(least, values[i]);
-        const float largest = greatest > -least ? greatest : least;
-        if (std::fabs(largest) < 1e-30f) return 0;
-        float best = 0, smallest = 0;
+        const Floats largest = greatest > -least ? greatest : least, size = greatest > -least ? greatest : -least;
+        Floats best = {}, smallest = spread(std::numeric_limits<float>::infinity());
         for (int step : {0, -3, -2, -1, 1, 2, 3}) {
-            const float scale = rounded<bf16>(largest / (lowest + STEP * step));
-            const float found = error(values, scale);
-            if (best == 0 || found < smallest) best = scale, smallest = found;
+            const Floats scales = (Floats)(Lanes<bf16>::down_high(largest / (lowest + STEP * step)) & 0xffff0000u);
+            const Floats found = errors(values, scales);
+            best = found < smallest ? scales : best;
+            smallest = found < smallest ? found : smallest;
         }
-        return best;
+        return size < SMALLEST ? Floats{} : best;
     }
-    static constexpr float STEP = 0.3f;
 
     // Some weight rows side by side; those after the last are zeros.
     void tile(long first) const {
         uint8_t* unit = to + first / TILE * (k / F::unit) * F::bytes;
+        float laid[F::unit][TILE] = {};
+        uint32_t words[F::unit / 4][TILE];
         for (long start = 0; start < k; start += F::unit, unit += F::bytes) {
-            uint32_t words[F::blocks][GROUPS][TILE];
-            bf16 scales[TILE] = {};
-            for (long row = 0; row < TILE; row++) {
-                float values[F::unit] = {};
-                if (first + row < n)
-                    for (long i = 0; i < F::unit; i++) values[i] = up(from[(first + row) * k + start + i]);
-                const float scale = choose(values), inverse = scale == 0 ? 0 : 1.0f / scale;
-                scales[row] = down<bf16>(scale);
-                uint8_t codes[F::unit];
-                for (long i = 0; i < F::unit; i++) codes[i] = uint8_t(int(code(values[i], inverse)) + F::offset);
-                for (long i = 0; i < F::unit; i += 4)
-                    words[i / BLOCK][i % BLOCK / 4][row] = load<uint32_t>(codes + i);
+            for (long row = 0; row < std::min(TILE, n - first); row++)
+                for (long i = 0; i < F::unit; i++) laid[i][row] = up(from[(first + row) * k + start + i]);
+            for (long row = 0; row < TILE; row += LANES) {
+                Values values;
+                for (int i = 0; i < F::unit; i++) values[i] = load<Floats>(laid[i] + row);
+                const Floats scales = choose(values), inverse = scales == 0.0f ? Floats{} : 1.0f / scales;
+                for (int lane = 0; lane < LANES; lane++) {
+                    const bf16 scale = down<bf16>(scales[lane]);
+                    std::memcpy(unit + 2 * (row + lane), &scale, sizeof(scale));
+                }
+                for (int group = 0; group < F::unit / 4; group++) {
+                    Words word = {};
+                    for (int i = 0; i < 4; i++) word |= (Words)(codes(values[4 * group + i], inverse) + F::offset) << 8 * i;
+                    std::memcpy(words[group] + row, &word, sizeof(Words));
+                }
             }
-            std::memcpy(unit, scales, sizeof(scales));
             for (int block = 0; block < F::blocks; block++)
-                Codes<F::bits>::write(words[block], unit + F::head + block * Codes<F::bits>::bytes);
+                Codes<F::bits>::write(words + block * GROUPS, unit + F::head + block * Codes<F::bits>::bytes);
         }
     }
 };

@@ -92,7 +92,7 @@ class TilesOfThread {
 struct Tiled {
     static constexpr long width = 32;  // inputs of a block
     static constexpr long columns_of_panel = TILE_ROWS, widest_panel = 2 * TILE_ROWS, group = 2 * TILE_ROWS;
-    static constexpr long strip = 1024 / width, columns_cached = widest_panel;  // sums of a group by weight row need a panel to themselves
+    static constexpr long strip = 256 / width, columns_cached = widest_panel;  // sums of a group by weight row need a panel to themselves
     static constexpr bool paired = true, any_rows = false;
     struct alignas(64) Row {
         bf16 values[width];

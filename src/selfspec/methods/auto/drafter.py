@@ -11,6 +11,7 @@ import torch
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
+from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
@@ -28,7 +29,7 @@ from selfspec.planning.allowance import (
     faded,
     stake,
 )
-from selfspec.planning.plans import MOST_GUESSES, Plan, best_guesses, most_that_fits, plain
+from selfspec.planning.plans import MOST_DRAFTED, MOST_GUESSES, Plan, best_guesses, most_that_fits, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
@@ -241,6 +242,8 @@ class AutoDrafter(Drafter):
         copies = self._known.copies
         likely = copies.survival(copies.match_after(), MOST_GUESSES) if layers.takes_guesses else []
         guesses, each = best_guesses(costs, likely)
+        if not layers.copies.ready and not self._make_weights(planned, layers.copies, each, rate, worth):
+            return None
         row = costs[1 + guesses]
         fits = most_that_fits(row, verify, stake(longest, verify[1])) or min(1, most_that_fits(row, verify, longest))
         if not fits:
@@ -252,20 +255,27 @@ class AutoDrafter(Drafter):
         planned.layers_are_worth = plan.worth(rate, self._trust[name].value)
         if planned.layers_are_worth <= worth:
             return None
-        if not layers.copies.ready:
-            began = self._clock()
-            saving = verify[1] - plan.seconds / plan.tokens
-            made = layers.copies.make_if_it_pays(saving, min(self._room, _EXPECTED_ROOM))
-            planned.preparing = self._clock() - began
-            if not made:
-                planned.layers_are_worth = -math.inf
-                return None
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
         planned.costs, planned.guess = costs, CopiesToConfirm(copies, costs, left)
         planned.name, planned.expected = name, plan.tokens
         stop, forecast = self._layer_plans.begin(policy), forecast_of(plan, verify)
         follow = planned.follow if planned.layers_follow else None
         return layers.draft(plan.length, stop, planned.guess, forecast, follow)
+
+    def _make_weights(self, planned: Round, copies: LateCopies, each: float, rate: float, worth: float) -> bool:
+        """Makes the weights of layer drafts if drafts, as long as is best, save more than that takes.
+
+        A draft of this round may be shorter, as little time was saved yet; that says nothing about those to come.
+        """
+        verify = planned.of_layers
+        policy = self._layer_plans.policy(planned, verify, each, rate, MOST_DRAFTED)
+        plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
+        if plan.worth(rate, 1.0) <= worth:
+            return False
+        began = self._clock()
+        made = copies.make_if_it_pays(verify[1] - plan.seconds / plan.tokens, min(self._room, _EXPECTED_ROOM))
+        planned.preparing = self._clock() - began
+        return made
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
