@@ -81,6 +81,7 @@ def _runs(*names: str) -> tuple[str, ...]:
 
 
 _AUTO_SMOLLM2 = _runs("smollm2-auto-spec-bench", "smollm2-auto-gsm8k", "smollm2-auto-humaneval")
+_WITH_AMX = _runs("smollm2-amx-spec-bench", "smollm2-amx-humaneval", "smollm2-amx-gsm8k")
 _WITH_AVX2 = _runs("smollm2-avx2-spec-bench", "smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
 _AUTO_OTHERS = _runs(
     "smollm2-auto-spec-bench-sampled",
@@ -111,6 +112,11 @@ BLOCKS: dict[str, Block] = {
     ),
     "a 4-bit file with AVX2": Block(("gguf-qwen-q4_k_m-avx2",), _BRIEF, _only(gguf.table)),
     "a small file with AVX2": Block(("gguf-smollm2-q4_1-avx2",), _BRIEF, _only(gguf.table)),
+    "a 4-bit file with AMX": Block(("gguf-qwen-q4_k_m-amx",), _BRIEF, _only(gguf.table)),
+    "a small file with AMX": Block(("gguf-smollm2-q4_1-amx",), _BRIEF, _only(gguf.table)),
+    "rows with AMX": Block(
+        ("rows-smollm2-amx-bf16-cpu",), "python benchmarks/rows.py --model smollm2 --out FILE", _only(rows.table)
+    ),
     "activations": Block(
         tuple(f"gguf-qwen-q4_k_m-{kind}" for kind in ("exact", "perplexity", "exact-perplexity")),
         f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity",
@@ -187,6 +193,7 @@ BLOCKS: dict[str, Block] = {
     ),
     "cascades": Block(_WITH_AVX2, _CASCADES, tables.candidates),
     "auto with AVX2": Block(_WITH_AVX2, _CASCADES, _auto),
+    "auto with AMX": Block(_WITH_AMX, _CASCADES, _auto),
     "a trained head": Block(
         ("runs/tiny-mtp-mini-bf16-cpu/summary",),
         "selfspec bench run --model tiny-mtp --methods autoregressive,mtp,auto --peers none --out DIR",

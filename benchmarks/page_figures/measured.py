@@ -26,7 +26,7 @@ _UNIT = rf"(?:tokens/s|tokens (?:a|per) second|%|×(?!\d)|times\b|[kKMGT]i?B\b|{
 _NUMBER = r"(?<![\w.,\-^=/])\d[\d,]*(?:\.\d+)?(?!\d|\.\d|,\d)"
 _FIGURE = re.compile(rf"{_NUMBER}(?=\s?{_UNIT})|(?<![\w.\-^=/])\d[\d,]*\.\d+(?![\w.]*\d)")
 _NAMES = (
-    *("Python", "torch", "transformers", "torchao", "bitsandbytes", "vLLM", "Linux", "Bochs", "version", "selfspec"),
+    *("Python", "torch", "transformers", "torchao", "bitsandbytes", "vLLM", "Linux", "version", "selfspec"),
     *("Llama", "ERNIE", "arXiv", "[Ss]ections?", "[Ee]quations?", "[Tt]ables?", "[Ff]igures?", "§"),
 )
 _PLACE = rf"(?:{'|'.join(_NAMES)})(?: ≥)?\s?\d[\d.]*(?:(?:,| and| to) \d[\d.]*)*"

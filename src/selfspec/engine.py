@@ -101,7 +101,7 @@ class Engine:
             self.target, self.method = method.target, method
         else:
             model = model if options.weights is None else quantise(model, options.weights)
-            self.target = Target(model, options.runtime, keep_copies=options.keep_copies, cache_bits=options.cache_bits)
+            self.target = Target(model, options.runtime, cache_bits=options.cache_bits)
             self.method = make_method(options.chosen(method), self.target, options.settings)
         self.adapters = {name: files.fit(self.target) for name, files in adapters.items()}
         self.tokenizer = tokenizer

@@ -62,7 +62,6 @@ class EngineOptions:
             each a folder, or a name on the hub. They run beside the model's weights, which all requests share.
         cache_bits: 8 to keep keys and values in 8 bits, in half of the memory, with a text of its own; ``None`` for the
             model's dtype.
-        keep_copies: keep low-bit draft weights in the user's cache folder, for later processes.
         prefill_chunk: longest part of a prompt to run at once, in tokens; if not given, what suits the model and the
             device (``decoding.prompt.chunks_of``).
         prefix_cache: most bytes of keys and values of earlier texts, which prompts that begin alike need not read
@@ -99,7 +98,6 @@ class EngineOptions:
     runtime: str = "auto"
     adapters: Mapping[str, str | Path | AdapterFiles] | None = None
     cache_bits: int | None = None
-    keep_copies: bool = False
     prefill_chunk: int | None = None
     prefix_cache: int | PrefixCache | None = None
     cache_dir: str | Path | KeptTexts | None = None
@@ -203,7 +201,6 @@ class EngineKeywords(QueueKeywords, total=False):
     runtime: str
     adapters: Mapping[str, str | Path | AdapterFiles] | None
     cache_bits: int | None
-    keep_copies: bool
     prefill_chunk: int | None
     prefix_cache: int | PrefixCache | None
     cache_dir: str | Path | KeptTexts | None

@@ -71,7 +71,7 @@ def test_options_keep_their_types(benchmarks: Modules) -> None:
     parse = benchmarks("gguf_files").parse_option
     assert parse("weights=int8") == ("weights", "int8")
     assert parse("max_batch=4") == ("max_batch", 4)
-    assert parse("keep_copies=true") == ("keep_copies", True)
+    assert parse("unpack=true") == ("unpack", True)
 
 
 @pytest.mark.parametrize(("name", "read"), [("Q4_1", 1.0), ("Q4_0", 0.9)])

@@ -134,9 +134,6 @@ class EngineChoice(ModelChoice):
     settings: list[str] | None = option(
         None, "A setting of the method; of a cascade, STAGE.KEY=VALUE; repeatable.", "--set", metavar="KEY=VALUE"
     )
-    keep_copies: bool = option(
-        False, "Keep low-bit draft weights in the user's cache folder, for later runs.", "--keep-copies"
-    )
     cache_dir: Path | None = option(
         None,
         "Keep texts with their keys and values in this folder: later runs draft from them, and read prompts that "

@@ -15,7 +15,6 @@ import torch
 from selfspec.errors import InvalidParameterError
 from selfspec.model.decoder import Decoder
 from selfspec.runtimes.arena import Arenas
-from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.graphs import Graphs
 from selfspec.runtimes.inductor import make_inductor_runner
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
@@ -41,7 +40,7 @@ class Candidate:
     build: Callable[[Decoder], Runner]
     devices: frozenset[str] = field(default=frozenset(), kw_only=True)
     package: str | None = field(default=None, kw_only=True)
-    copies: Callable[[Decoder, Runner, CopyStore | None], LowBitCopies] = field(default=TorchLowBitCopies, kw_only=True)
+    copies: Callable[[Decoder, Runner], LowBitCopies] = field(default=TorchLowBitCopies, kw_only=True)
 
     def obstacle(self, device: torch.device) -> str | None:
         """Why a trial on a device leaves it out untried; ``None`` where it may run."""
@@ -73,8 +72,8 @@ def make_triton_runner(decoder: Decoder) -> Runner:
     return runner
 
 
-def _make_triton_copies(decoder: Decoder, runner: Runner, store: CopyStore | None = None) -> LowBitCopies:
-    copies: LowBitCopies = import_module("selfspec.gpu.copies").TritonLowBitCopies(decoder, runner, store)
+def _make_triton_copies(decoder: Decoder, runner: Runner) -> LowBitCopies:
+    copies: LowBitCopies = import_module("selfspec.gpu.copies").TritonLowBitCopies(decoder, runner)
     return copies
 
 

@@ -124,7 +124,7 @@ class Trial:
 
         One text is enough, since only products differ from what has passed, and the reference is slow.
         """
-        copies = candidate.copies(self._decoder, runner, None)
+        copies = candidate.copies(self._decoder, runner)
         tried: dict[int, Tried] = {}
         for bits in BITS:
             name, precision = f"{bits} bits", Precision.of(bits)

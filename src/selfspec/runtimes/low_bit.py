@@ -22,7 +22,6 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch
-from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.mixtures import CompiledMixture
@@ -54,12 +53,11 @@ _STEPS = (0, -3, -2, -1, 1, 2, 3)
 class LowBitCopies:
     """The low-bit copies of one prepared model. Each is made at first use and kept; several precisions share them.
 
-    The runner is at full precision. A store keeps copies for later processes.
+    The runner is at full precision.
     """
 
-    def __init__(self, decoder: Decoder, runner: Runner, store: CopyStore | None = None) -> None:
+    def __init__(self, decoder: Decoder, runner: Runner) -> None:
         self.decoder, self.runner = decoder, runner
-        self._make = PackedWeights.of if store is None else store.get
         self._lock = threading.Lock()
         self._copies: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
         self._runners: dict[AnyPrecision, Runner] = {}
@@ -144,7 +142,7 @@ class LowBitCopies:
 
     def _copy(self, product: Product, form: PackedFormat) -> Product:
         """A product of a copy of the weights of another."""
-        packed = self._make(product.values(), form)
+        packed = PackedWeights.of(product.values(), form)
         return CompiledProduct(LowBitProduct([packed], product.dtype, product.bias))
 
     def _written_out(self, precision: AnyPrecision) -> MixedPrecision:

@@ -20,7 +20,6 @@ from selfspec.runtimes.accelerators import is_accelerator
 from selfspec.runtimes.adapting import check_adapted
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.candidates import RUNTIMES, Candidate, find_candidate
-from selfspec.runtimes.copy_store import CopyStore
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.levels import LevelChoice, settle_level
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
@@ -67,7 +66,6 @@ class Target:
         runtime: one of ``RUNTIMES``. On an accelerator ``auto`` is what a trial finds to be right and fastest, which
             takes up to two minutes at the first use of a model and is kept. Hooks, adapters and quantised layers keep
             the sublayer that has them on transformers' modules; those that come later are noticed at the next request.
-        keep_copies: keep low-bit copies of weights in files of the user's cache folder; see ``copy_store.CopyStore``.
         cache_bits: 8 to keep keys and values in 8 bits (see ``mxint8``); ``None`` for the dtype of the weights.
 
     Attributes:
@@ -93,14 +91,12 @@ class Target:
         model: "PreTrainedModel",
         runtime: str = "auto",
         *,
-        keep_copies: bool = False,
         cache_bits: int | None = None,
     ) -> None:
         if runtime not in RUNTIMES:
             raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
         self.model = model
         self.ranks: Ranks = ranks_of(model)
-        self._store = CopyStore() if keep_copies else None
         self.decoder = take_apart(model)
         if self.device.type == "meta":
             raise UnsupportedModelError("the model is on device 'meta', without its weights; load them")
@@ -351,7 +347,7 @@ class Target:
         blocks = [each for each in self.sublayers if isinstance(each, FusedBlock)]
         products = [each for block in blocks for each in block.products]
         self.reading = choose_reading([each for each in products if isinstance(each, CompiledProduct)])
-        self._low_bit = candidate.copies(self.decoder, self._prepared, self._store)
+        self._low_bit = candidate.copies(self.decoder, self._prepared)
         if self.trial is not None:
             self._low_bit.refuse(self.trial.refused_bits)
 

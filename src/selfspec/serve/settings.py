@@ -31,7 +31,7 @@ Texts = Annotated[list[str], BeforeValidator(_listed)]
 
 _ENGINE = (
     *("paper", "authors", "dtype", "weights", "unpack", "activations", "device"),
-    *("runtime", "cache_bits", "keep_copies", "cache_dir"),
+    *("runtime", "cache_bits", "cache_dir"),
 )
 
 
@@ -54,7 +54,6 @@ class ServeOptions(Limits):
     device: str = "auto"
     runtime: str = "auto"
     cache_bits: int | None = None
-    keep_copies: bool = False
     cache_dir: Path | None = None
     cache_dir_limit: Annotated[float, Field(ge=0.001)] = 4.0
 
