@@ -155,6 +155,11 @@ BLOCKS: dict[str, Block] = {
         "selfspec bench batches --model smollm2 --unpack --methods auto --sizes 2,4,8,16,32 --out FILE",
         tables.batches,
     ),
+    "batches with auto with AMX": Block(
+        ("batches-auto-smollm2-amx-bf16-cpu",),
+        "selfspec bench batches --model smollm2 --unpack --methods auto --sizes 2,4,8,16,32 --out FILE",
+        tables.batches,
+    ),
     "rows of smollm2": _rows("smollm2", "--model smollm2"),
     "rows of tiny": _rows("tiny-x8", "--model tiny --widen 8"),
     "every number of rows": Block(
