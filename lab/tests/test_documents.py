@@ -80,7 +80,9 @@ def test_the_tables_of_the_kernels_are_those_of_the_results(benchmarks: Callable
     assert predicted["predicted"]
     assert predicted["acceptance"] == roofline.measured_acceptance()
     reached = roofline.reached_fractions(compiled)
-    assert predicted["predictions"] == roofline.predictions(predicted["acceptance"], predicted["context"], reached)
+    found = roofline.predictions(predicted["acceptance"], predicted["context"], reached)
+    for own, expected in zip(found, predicted["predictions"], strict=True):
+        assert own == pytest.approx(expected), "but for the last bits, in which processors differ"
 
 
 @pytest.mark.parametrize("name", PAPERS)
