@@ -169,7 +169,8 @@ def test_the_first_signal_ends_it_after_the_last_answer(chat_model: str) -> None
     first, second = out.splitlines()
     assert first == f"selfspec serves tiny-chat at {server.url} (Ctrl-C ends it)"
     assert second.startswith(f"try: curl {server.url}/v1/chat/completions")
-    assert {json.loads(line)["message"] for line in err.splitlines()} >= {"request", "draining", "ended"}
+    own = err.partition("nanobind:")[0]  # where Triton is installed, it says at the end what it leaked
+    assert {json.loads(line)["message"] for line in own.splitlines()} >= {"request", "draining", "ended"}
 
 
 def test_a_signal_before_the_first_tick_does_not_silence_the_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
