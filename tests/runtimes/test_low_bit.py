@@ -4,6 +4,7 @@ import functools
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, StableL
 from helpers.kernels import needs_kernels
 from selfspec import loading
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
+from selfspec.gpu import packing
 from selfspec.model.forward import Forward
 from selfspec.runtimes import kernels
 from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
@@ -225,6 +227,18 @@ def test_what_is_no_number_stays_none(bits: int, value: float) -> None:
     found = packed_product(random_weight(20, 64), PackedFormat(bits))(rows)
     assert not torch.isfinite(found[1]).any()
     assert torch.isfinite(found[[0, 2]]).all()
+
+
+@BITS
+@pytest.mark.parametrize("pack", [PackedWeights.of, packing.pack], ids=["kernels", "torch"])
+def test_very_large_weights_and_infinite_ones_are_not_lost(
+    bits: int, pack: Callable[[torch.Tensor, PackedFormat], PackedWeights]
+) -> None:
+    weight = torch.full((16, 64), 1e25)  # whose squared errors are infinite
+    weight[:, ::2] *= 0.33
+    assert torch.allclose(pack(weight, PackedFormat(bits)).unpack(), weight, rtol=0.5)
+    weight[3, 5] = float("inf")
+    assert not torch.isfinite(pack(weight, PackedFormat(bits)).unpack()[3, :32]).all()
 
 
 @BITS

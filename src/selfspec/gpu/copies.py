@@ -12,7 +12,7 @@ from selfspec.runtimes.products import LowBitProduct, Product
 class TritonLowBitCopies(LowBitCopies):
     """Low-bit copies for the runtime ``triton``; see ``LowBitCopies``.
 
-    They are made on the device, where the weights are, and not kept in files.
+    They are made on the device, where the weights are.
     """
 
     def _copy(self, product: Product, form: PackedFormat) -> Product:

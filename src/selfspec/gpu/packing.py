@@ -54,7 +54,7 @@ def _choose(groups: torch.Tensor, offset: int) -> torch.Tensor:
     for step in _STEPS:
         scales = (largest / (_STEP * step - offset)).bfloat16().float()
         found = (groups - scales[..., None] * _rounded(groups, scales, offset)).square_().sum(-1)
-        is_better = found < smallest
+        is_better = (found < smallest) | (step == 0)  # also where errors are no numbers, or too large
         best, smallest = torch.where(is_better, scales, best), torch.where(is_better, found, smallest)
     return torch.where(largest.abs() < _SMALLEST, 0.0, best)
 

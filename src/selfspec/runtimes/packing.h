@@ -83,10 +83,12 @@ template <class T, class F> struct Packer {
             least = value < least ? value : least;
         }
         const Floats largest = greatest > -least ? greatest : least, size = greatest > -least ? greatest : -least;
-        Floats best = {}, smallest = spread(std::numeric_limits<float>::infinity());
-        for (int step : {0, -3, -2, -1, 1, 2, 3}) {
-            const Floats scales = (Floats)(Lanes<bf16>::down_high(largest / (lowest + STEP * step)) & 0xffff0000u);
-            const Floats found = errors(values, scales);
+        const auto scales_of = [&](int step) {
+            return (Floats)(Lanes<bf16>::down_high(largest / (lowest + STEP * step)) & 0xffff0000u);
+        };
+        Floats best = scales_of(0), smallest = errors(values, best);  // taken where errors are no numbers, or too large
+        for (int step : {-3, -2, -1, 1, 2, 3}) {
+            const Floats scales = scales_of(step), found = errors(values, scales);
             best = found < smallest ? scales : best;
             smallest = found < smallest ? found : smallest;
         }
