@@ -26,6 +26,12 @@ of a draft's forward costs less than a row of the verification. So found tokens 
 output the target verifies (a cascade: Chen et al. 2024, "Cascade Speculative Drafting").
 """
 
+Append: TypeAlias = Callable[[Sequence[int], Sequence[float]], Sequence[int]]
+"""Tokens that are known to follow a layer draft, which it is given with the confidence of each of its tokens.
+
+They are verified with it: a row of the verification often costs less than a forward of the draft.
+"""
+
 Chooser: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, bool]]
 """Chooses a draft token from the draft's logits, and may end the draft with it.
 
@@ -132,13 +138,16 @@ class LayerDraft:
         precision: of the weights that draft; ``None`` is the target's own, others are low-bit copies of them.
         guess: guesses what this draft drafts next. Guesses are rows of the forward that drafts the token before them;
             those that turn out to be the draft's own choices save a forward each, and the drafted tokens are the same.
+        append: known tokens that follow the finished draft, and are verified after it; left out where tokens are drawn
+            from the draft's scores. It needs ``stop``.
         choose: chooses each token from the draft's logits; ``None`` chooses as the request does.
         drop_unsure: a last token whose confidence is below the threshold of ``stop`` is not verified.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
 
     Raises:
-        InvalidParameterError: it has both ``widths`` and ``choose``, or both ``widths`` and ``drop_unsure``.
+        InvalidParameterError: it has ``widths`` and one of ``choose``, ``append`` and ``drop_unsure``, or ``append``
+            without ``stop``.
     """
 
     kept: KeptSet
@@ -147,6 +156,7 @@ class LayerDraft:
     widths: TreeWidths | None = None
     precision: AnyPrecision | None = None
     guess: Guess | None = None
+    append: Append | None = None
     choose: Chooser | None = None
     drop_unsure: bool = False
     name: str | None = None
@@ -157,6 +167,8 @@ class LayerDraft:
             raise InvalidParameterError("a tree keeps its last tokens; leave widths or drop_unsure out")
         if self.widths is not None and self.choose is not None:
             raise InvalidParameterError("a chooser drafts one token at each position; leave widths or choose out")
+        if self.append is not None and (self.widths is not None or self.stop is None):
+            raise InvalidParameterError("known tokens follow a chain with confidences; give stop, and leave widths out")
 
     @cached_property
     def shared_prefix(self) -> int:

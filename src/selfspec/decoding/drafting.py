@@ -120,6 +120,8 @@ class _Drafting:
         tokens, tree = drafted.token_ids, TokenTree.chain(count)
         if draft.widths is not None:
             tokens, tree = self._with_siblings(drafted)
+        elif known := self._known_after(drafted):
+            tokens, tree = torch.cat([tokens, transfer.send(known, tokens.device)]), TokenTree.chain(count + len(known))
         return Proposal(
             tokens,
             tree,
@@ -131,6 +133,13 @@ class _Drafting:
             guessed=drafted.guessed,
             path=self._path,
         )
+
+    def _known_after(self, drafted: Drafted) -> Many[int]:
+        """The known tokens that are verified after the draft, as many as could be committed."""
+        draft, room = self._draft, self._sequence.draft_limit - len(drafted.token_ids)
+        if not isinstance(draft, LayerDraft) or draft.append is None or self._scores or room <= 0:
+            return ()
+        return draft.append(drafted.token_ids.tolist(), [float(numbers[0]) for numbers in drafted.numbers])[:room]
 
     def _drops_last(self, drafted: Drafted) -> bool:
         """Whether the last token is not verified. Its confidence decides, not the token, so sampling stays exact."""

@@ -14,12 +14,13 @@ One request:
 
 What drafts a round, a ``Draft``:
     ``LayerDraft`` drafts with a ``KeptSet`` of the model's sublayers until a limit or a ``ConfidenceThreshold``.
-    It may be given a ``Guess`` of what it drafts next, and a ``Chooser`` of its tokens, which may also end the draft.
+    It may be given a ``Guess`` of what it drafts next, a ``Chooser`` of its tokens, which may also end the draft, and an
+    ``Append`` of tokens that follow it.
     ``TokenDraft`` is a ``TokenTree`` of known tokens. ``NoDraft`` drafts nothing. A ``Proposal`` is what was drafted,
     a ``RunRound`` a round of those that follow each other in one call.
 """
 
-from selfspec.decoding.draft import Chooser, Draft, Guess, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
+from selfspec.decoding.draft import Append, Chooser, Draft, Guess, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Continuation, Drafter, Feedback, FixedDrafter, Needs, Prefill
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.stopping import ConfidenceThreshold
@@ -32,6 +33,7 @@ from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
 
 __all__ = [
+    "Append",
     "Chooser",
     "ConfidenceThreshold",
     "Continuation",

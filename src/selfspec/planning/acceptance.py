@@ -1,14 +1,15 @@
 """How likely draft tokens are accepted: tables that every verified token updates, and copied tokens scored by them."""
 
+import math
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from selfspec.decoding.suffixes import KnownText, Match, SuffixAutomaton
 from selfspec.errors import StateError
-from selfspec.planning.plans import MOST_GUESSES, best_guesses
+from selfspec.planning.plans import MOST_DRAFTED, MOST_GUESSES, best_guesses
 from selfspec.planning.stopping import Outlook
 from selfspec.runtimes.costs.rows import CostTable
 
@@ -241,6 +242,10 @@ class CopiesToConfirm:
         self.seconds = 0.0
         self.forwards: list[int] = []
 
+    def spent(self, drafted: int) -> float:
+        """Most seconds that the forwards of a draft of so many tokens took, with the rows of guesses."""
+        return drafted * self._costs[1] + self.seconds
+
     def __call__(self, drafted: Sequence[int]) -> Sequence[int]:
         """The guesses after the text and the tokens drafted so far."""
         match = self._copies.match_after(drafted)
@@ -253,3 +258,41 @@ class CopiesToConfirm:
         copied = self._copies.tokens(match, count, drafted)
         self.forwards.append(1 + len(copied))
         return copied
+
+
+class CopiesToAppend:
+    """Copies that follow the last token of a layer draft: as many as are worth their rows of the verification.
+
+    Args:
+        copies: of the text.
+        confirm: the guesses of the same draft, whose rows take time, too.
+        confident: the acceptance of a drafted token by its confidence.
+        verify: seconds of a round by its rows.
+        rate: tokens that a second is worth.
+        longest: most seconds of the round, drafts included.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        confirm: CopiesToConfirm,
+        confident: Callable[[float], float],
+        verify: CostTable,
+        rate: float,
+        longest: float,
+    ) -> None:
+        self._copies, self._confirm, self._confident = copies, confirm, confident
+        self._verify, self._rate, self._longest = verify, rate, longest
+
+    def __call__(self, drafted: Sequence[int], confidences: Sequence[float]) -> Sequence[int]:
+        """The copies after the text and the drafted tokens."""
+        match, rows = self._copies.match_after(drafted), 1 + len(drafted)
+        right = math.prod(map(self._confident, confidences))
+        most = self._longest - self._confirm.spent(len(drafted))
+        best, highest, gained = 0, 0.0, 0.0
+        for count, chance in enumerate(self._copies.survival(match, MOST_DRAFTED - len(drafted)), start=1):
+            gained += right * chance
+            worth = gained - self._rate * (self._verify[rows + count] - self._verify[rows])
+            if worth >= highest and self._verify[rows + count] <= most:
+                best, highest = count, worth
+        return self._copies.tokens(match, best, drafted) if best else ()

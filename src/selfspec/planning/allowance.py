@@ -83,49 +83,24 @@ def stake(longest: float, step: float) -> float:
 
 
 class Pace:
-    """Tokens a second of a request's latest rounds, plain decoding's at least; it begins with that.
-
-    A text is known in places. What a second is worth within one is the pace of all rounds, by which as many rows are
-    filled as pay. After it comes text that is not known, where time is worth the pace ``between`` such places: by that
-    of all rounds a few lucky ones would make a step of plain decoding seem better than any draft that takes longer.
-    """
+    """Tokens a second of a request's latest rounds, plain decoding's at least; it begins with that."""
 
     def __init__(self) -> None:
-        self._all, self._between = _Mean(), _Mean()
+        self._tokens = self._steps = 0.0
 
     def rate(self, step: float) -> float:
         """What a second is worth, in tokens, if a plain step takes ``step`` seconds."""
         return self.over_plain / step
 
-    def between(self, step: float) -> float:
-        """The same by rounds in which no known tokens were verified."""
-        return self._between.over_plain / step
-
     @property
     def over_plain(self) -> float:
         """The pace over that of plain decoding, 1 at least."""
-        return self._all.over_plain
-
-    def note(self, tokens: int, seconds: float, step: float, *, known: bool = False) -> None:
-        """Counts a round by the tokens that it committed and its seconds; ``known`` tokens may have been among them."""
-        self._all.note(tokens, seconds / step)
-        if not known:
-            self._between.note(tokens, seconds / step)
-
-
-class _Mean:
-    """Tokens a step of the latest rounds."""
-
-    def __init__(self) -> None:
-        self._tokens = self._steps = 0.0
-
-    @property
-    def over_plain(self) -> float:
         return max(1.0, (_FIRST_ROUNDS + self._tokens) / (_FIRST_ROUNDS + self._steps))
 
-    def note(self, tokens: int, steps: float) -> None:
+    def note(self, tokens: int, seconds: float, step: float) -> None:
+        """Counts a round by the tokens that it committed and its seconds."""
         self._tokens = _FADING * self._tokens + tokens
-        self._steps = _FADING * self._steps + steps
+        self._steps = _FADING * self._steps + seconds / step
 
 
 class Trust:

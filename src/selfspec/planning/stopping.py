@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import mul
 
 import numpy as np
@@ -16,6 +17,11 @@ _LEAST = 0.002
 _GRID = np.geomspace(_LEAST, 1.0, 80)
 _STRIDE = math.log(_GRID[1] / _GRID[0])
 _MATCHED = 1e-9
+
+_SAME = 0.01
+"""Relative difference between a rate and what rounds bring at it, up to which they are taken to be the same."""
+
+_MOST_STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,20 @@ class Outlook:
     def mean(self) -> float:
         """The probability that the next token is accepted if all before it are."""
         return float(sum(map(mul, self.weights, self.acceptances)))
+
+    @cached_property
+    def moves(self) -> npt.NDArray[np.float64]:
+        """The matrix ``[grid, grid]`` that takes a function of the survival, on its right side, to its mean one on."""
+        size, moves = len(_GRID), [0.0] * (2 * len(_GRID))  # the share that moves so far down, none at ``size`` on
+        for weight, acceptance in zip(self.weights, self.acceptances, strict=True):
+            if acceptance < _LEAST:
+                continue
+            down = math.floor(math.log(acceptance) / _STRIDE + _MATCHED)  # from everywhere on a geometric grid
+            share = min(1.0, max(0.0, (acceptance / math.exp(down * _STRIDE) - 1) / math.expm1(_STRIDE)))
+            moves[size + down] += weight * (1 - share)
+            moves[size + down + 1] += weight * share
+        rows = np.lib.stride_tricks.sliding_window_view(np.array(moves[1:]), size)
+        return np.ascontiguousarray(rows[:size][::-1].T)
 
     def near(self, other: "Outlook", tolerance: float) -> bool:
         """Whether decisions by one of the two are as good by the other."""
@@ -64,54 +84,61 @@ class DraftPolicy:
     """
 
     def __init__(self, outlook: Outlook, draft: float, verify: CostTable, rate: float, limit: int) -> None:
-        follows, gained = _expectation(outlook), outlook.mean * _GRID
         self.outlook, self.draft, self.verify_one, self.rate, self.limit = outlook, draft, verify[1], rate, limit
-        self.least_survival = [np.inf] * (limit + 1)
-        reached, value = np.zeros((len(_GRID), 2)), np.array([1.0, -rate])  # tokens and seconds that are still to come
+        rows = np.array(verify[1 : limit + 2])
+        gained = outlook.mean * _GRID  # by the next token
+        added = np.empty((limit, 2, len(_GRID)))
+        added[:, 0], added[:, 1] = gained, gained - rate * (draft + np.diff(rows))[:, None]
+        reached, going_on = np.zeros((2, len(_GRID))), np.empty((limit, 2, len(_GRID)))  # tokens and worth to come
         for drafted in range(limit - 1, -1, -1):
-            reached = follows @ reached
-            reached[:, 0] += gained
-            reached[:, 1] += draft + verify[drafted + 2] - verify[drafted + 1]
-            if drafted:
-                worth = reached @ value
-                self.least_survival[drafted] = _crossing(worth)
-                reached *= (worth > 0)[:, None]
-        self.expected_tokens = 1.0 + float(reached[-1, 0])
-        self.expected_seconds = verify[1] + float(reached[-1, 1])
+            best = np.matmul(reached, outlook.moves, out=going_on[drafted])
+            best += added[drafted]
+            np.multiply(best, best[1] > 0, out=reached)
+        self.least_survival = [math.inf, *_crossings(going_on[1:, 1]), math.inf]
+        tokens, worth = going_on[0, :, -1].tolist()  # the first token is drafted, whatever it is worth
+        self.expected_tokens = 1.0 + tokens
+        self.expected_seconds = verify[1] + (tokens - worth) / rate
+
+    @classmethod
+    def fastest(cls, outlook: Outlook, draft: float, verify: CostTable, limit: int, rate: float = 0.0) -> "DraftPolicy":
+        """The policy whose rounds bring most tokens a second; its ``rate`` is what they bring, or plain decoding does.
+
+        At the highest rate that rounds keep up the best of them is worth nothing. The rate that the best policy of one
+        rate brings is the next one to try, which rises to the highest in a few steps (Dinkelbach 1967, "On nonlinear
+        fractional programming"). ``rate`` is where to begin, for example what was found for nearly the same costs.
+        """
+        plain = 1 / verify[1]
+        rate = max(rate, plain)
+        for _ in range(_MOST_STEPS):
+            policy = cls(outlook, draft, verify, rate, limit)
+            brought = max(plain, policy.expected_tokens / policy.expected_seconds)
+            if abs(brought - rate) <= _SAME * rate:
+                break
+            rate = brought
+        return policy
 
     @property
     def worth(self) -> float:
         """Tokens that a round is expected to commit, minus those that its seconds are worth."""
-        return self.expected_tokens - self.rate * self.expected_seconds
+        return float(self.expected_tokens - self.rate * self.expected_seconds)
 
     def begin(self, calibrated: Callable[[float], float]) -> "WorthwhileDraft":
         """The rule for one draft; ``calibrated`` gives the acceptance at a confidence."""
         return WorthwhileDraft(self.least_survival, calibrated)
 
 
-def _expectation(outlook: Outlook) -> npt.NDArray[np.float64]:
-    """The matrix that takes a function of the survival, on the grid, to its mean after one more token."""
-    size, moves = len(_GRID), [0.0] * (2 * len(_GRID))  # the share that moves so far down, from none at ``size`` on
-    for weight, acceptance in zip(outlook.weights, outlook.acceptances, strict=True):
-        if acceptance < _LEAST:
-            continue
-        down = math.floor(math.log(acceptance) / _STRIDE + _MATCHED)  # the same from everywhere on a geometric grid
-        share = min(1.0, max(0.0, (acceptance / math.exp(down * _STRIDE) - 1) / math.expm1(_STRIDE)))
-        moves[size + down] += weight * (1 - share)
-        moves[size + down + 1] += weight * share
-    rows = np.lib.stride_tricks.sliding_window_view(np.array(moves[1:]), size)
-    return np.ascontiguousarray(rows[:size][::-1])
-
-
-def _crossing(worth: npt.NDArray[np.float64]) -> float:
-    """The survival above which going on is worth more than nothing."""
+def _crossings(worth: npt.NDArray[np.float64]) -> list[float]:
+    """For each row the survival above which going on is worth more than nothing."""
     above = worth > 0
-    first = int(above.argmax())
-    if not first:
-        return 0.0 if above[0] else math.inf
-    below, least = float(worth[first - 1]), float(worth[first])
-    low, high = float(_GRID[first - 1]), float(_GRID[first])
-    return low + (high - low) * -below / (least - below)
+    least = []
+    for row, first in enumerate(above.argmax(1).tolist()):
+        if first:
+            below, over = worth[row, first - 1 : first + 1].tolist()
+            low, high = _GRID[first - 1 : first + 1].tolist()
+            least.append(low + (high - low) * -below / (over - below))
+        else:
+            least.append(0.0 if above[row, 0] else math.inf)
+    return least
 
 
 class WorthwhileDraft:

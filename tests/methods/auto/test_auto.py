@@ -88,6 +88,18 @@ def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monke
     assert "8 bits" in drafts_of(engine, prompt(20))
 
 
+@pytest.mark.parametrize(("row", "made"), [(0.0, True), (0.5, False)], ids=["pay later", "never pay"])
+def test_weights_are_made_for_what_long_drafts_promise(monkeypatch: pytest.MonkeyPatch, row: float, made: bool) -> None:
+    """The first draft of a request can be one token, which loses here; longer ones pay, or do not."""
+    verify = RowCosts((1, 2, 64), (1.0, 1.5, 1.5 + 62 * row))
+    give(monkeypatch, verify, draft=RowCosts((1, 64), (0.45, 0.5)))
+    engine = Engine(MODEL, method="auto")
+    kinds = drafts_of(engine, prompt(20))
+    layers = engine.method._ready.layers["greedy"]
+    assert layers.copies.ready == made
+    assert kinds[0] == "plain"
+
+
 def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, DEAR_ROWS, draft=DEAR_ROWS)
     assert set(drafts_of(Engine(MODEL, method="auto"), prompt(20))) == {"plain"}
@@ -95,7 +107,7 @@ def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: 
 
 def test_what_is_never_accepted_is_hardly_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, RowCosts((1, 2, 64), (1.0, 1.1, 8.0)), agreement=0.9, draft=RowCosts((1, 64), (0.3, 2.0)))
-    wrong = Proposal(torch.tensor([0]), TokenTree.chain(1))
+    wrong = Proposal(torch.tensor([0]), TokenTree.chain(1), confidences=(0.9,))
     monkeypatch.setattr(drafting._Drafting, "proposal", lambda *_: wrong)
     engine = Engine(MODEL, method="auto")
     result = engine.generate(prompt(20), max_new_tokens=200, ignore_eos=True, temperature=5.0, seed=1)

@@ -1,5 +1,6 @@
 """How likely ``auto`` takes a draft token to be accepted."""
 
+from functools import reduce
 from itertools import accumulate
 from operator import mul
 
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.suffixes import Match, continuation
 from selfspec.errors import StateError
-from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, AcceptanceRate, Copies, Feature
+from selfspec.planning.acceptance import (
+    CONFIDENCE,
+    MATCH_LENGTH,
+    AcceptanceRate,
+    Copies,
+    CopiesToAppend,
+    CopiesToConfirm,
+    Feature,
+)
 
 TWO = Feature(edges=(0.5,), prior=(0.2, 0.8))
 
@@ -119,3 +128,37 @@ def test_what_is_hardly_likely_is_left_out(match: int, count: int) -> None:
     every = list(accumulate((acceptance.rate(match + copied) for copied in range(count)), mul))
     assert survival == pytest.approx([probability for probability in every if probability >= 0.02])
     assert not copies.survival(Match(0, 0), count)
+
+
+SECONDS = st.lists(st.floats(0.5, 2.0), min_size=36, max_size=36).map(lambda seconds: (0.0, *seconds))
+
+
+@given(SECONDS, st.floats(0.1, 3.0), st.floats(0.3, 0.99), st.lists(st.floats(0.3, 1.0), min_size=1, max_size=9))
+def test_as_many_copies_follow_a_draft_as_are_worth_most(
+    verify: tuple[float, ...], rate: float, acceptance: float, confidences: list[float]
+) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 3
+    drafted = text[: len(confidences)]
+    copies = Copies(text, AcceptanceRate(Feature((), (acceptance,))).of_request())
+    confirm, longest = CopiesToConfirm(copies, (0.0, *[0.1] * 36), 0.0), 0.1 * len(drafted) + 1.6
+    appended = CopiesToAppend(copies, confirm, lambda confidence: confidence, verify, rate, longest)(
+        drafted, confidences
+    )
+    right, rows = reduce(mul, confidences), 1 + len(drafted)
+
+    def worth(count: int) -> float:
+        return right * sum(acceptance**more for more in range(1, count + 1)) - rate * verify[rows + count]
+
+    most = len(copies.survival(copies.match_after(drafted), 32 - len(drafted)))
+    allowed = [count for count in range(1, most + 1) if verify[rows + count] <= 1.6]
+    assert worth(len(appended)) == pytest.approx(max(map(worth, [0, *allowed])))
+    assert not appended or verify[rows + len(appended)] <= 1.6
+    assert list(appended) == (3 * text)[len(drafted) : len(drafted) + len(appended)]
+
+
+def test_nothing_follows_a_draft_after_which_no_copy_is_known() -> None:
+    copies = Copies([1, 2, 3], AcceptanceRate(MATCH_LENGTH).of_request())
+    verify = (0.0, *[1.0] * 36)
+    append = CopiesToAppend(copies, CopiesToConfirm(copies, verify, 0.0), lambda _: 1.0, verify, 1.0, 9.0)
+    assert append([4], [1.0]) == ()
+    assert append([1], [1.0]) == [2, 3]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.planning.allowance import CREDIT, CREDITED, Allowance, Pace, Trust, stake
+from selfspec.planning.allowance import CREDIT, CREDITED, Allowance, Trust, stake
 from selfspec.planning.plans import Plan, most_that_fits, plain
 from selfspec.planning.rows import Known, fill_rows
 from selfspec.planning.stopping import DraftPolicy, Outlook
@@ -97,15 +97,6 @@ def test_a_wrong_draft_leaves_time_for_two_more() -> None:
         fits = most_that_fits(DRAFT[1], VERIFY, stake(allowance.longest(STEP), STEP))
         assert fits
         allowance.note(1, fits * DRAFT[1] + VERIFY[1 + fits], STEP)
-
-
-def test_rounds_of_known_tokens_do_not_make_time_dear_between_them() -> None:
-    pace = Pace()
-    pace.note(15, 2 * STEP, STEP, known=True)
-    assert pace.rate(STEP) > 3 / STEP
-    assert pace.between(STEP) == 1 / STEP
-    pace.note(9, 5 * STEP, STEP)
-    assert 1.5 / STEP < pace.between(STEP) < pace.rate(STEP)
 
 
 def test_a_long_draft_that_failed_says_less_a_token_than_short_ones() -> None:

@@ -115,6 +115,8 @@ def drafted_by_layers(draft: LayerDraft, adversary: Adversary) -> Played:
             stopped = draft.stop.stops(played.confidences[-1])
             if stopped or not confirmed:
                 break
+    assert draft.append is not None
+    played.tokens += draft.append(played.tokens, played.confidences)
     return played
 
 
@@ -380,6 +382,21 @@ def test_guesses_cost_no_more_than_they_may() -> None:
     assert free.seconds == pytest.approx(row)
     limited = CopiesToConfirm(copies, DRAFT.table(), 1.5 * row)
     assert [len(limited(())) for _ in range(3)] == [7, 0, 0]
+
+
+def test_a_short_draft_is_played_though_long_ones_bring_more() -> None:
+    """It wins over a plain step, and only what it saves lets later ones be longer."""
+    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
+    for _ in range(400):
+        experience.confident.note(True, 0.999)
+    layers = LayerChoice(LAYERS, LiveCosts(RowCosts((1, 8), (0.55 * STEP, 0.8 * STEP))))
+    verify = LiveCosts(RowCosts((1, 2, 64), (STEP, 1.1 * STEP, 1.2 * STEP)))
+    drafter = AutoDrafter(Prefill((1, 2, 3), 4, probe=None), experience, verify, layers, 0.02)  # type: ignore[arg-type]
+    one, many = 1.999 / 1.65, 30 / (1.2 + 32 * 0.55)
+    assert 1 < one < many
+    draft = drafter.plan()
+    assert isinstance(draft, LayerDraft)
+    assert draft.limit == 1
 
 
 def different() -> Callable[[], int]:

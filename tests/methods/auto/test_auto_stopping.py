@@ -168,6 +168,23 @@ def test_a_dear_row_is_passed_where_cheap_ones_follow_it() -> None:
     assert policy.expected_tokens > 4
 
 
+@given(
+    st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4),
+    st.floats(0.02, 1.5),
+    st.sampled_from([0.002, 0.05, 0.4]),
+    st.floats(0.1, 9.0),
+)
+def test_the_fastest_policy_brings_as_much_as_that_of_any_rate(
+    acceptances: list[float], forward: float, row: float, start: float
+) -> None:
+    verify, kinds = (0.0, *(1 + row * more for more in range(36))), outlook(*acceptances)
+    policies = [DraftPolicy(kinds, forward, verify, rate, 16) for rate in np.linspace(0.2, 6.0, 60)]
+    best = max(policy.expected_tokens / policy.expected_seconds for policy in policies)
+    fastest = DraftPolicy.fastest(kinds, forward, verify, 16, start)
+    assert fastest.rate == pytest.approx(max(1.0, best), rel=0.015)
+    assert fastest.worth <= 0.05
+
+
 @given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=12), st.floats(0.5, 3.0), st.floats(0.01, 1.0))
 def test_the_threshold_is_where_it_stops(confidences: list[float], rate: float, forward: float) -> None:
     verify = (0.0, *(1 + 0.01 * row for row in range(36)))

@@ -14,9 +14,9 @@ from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.methods.auto.planned import PLAIN, Round, forecast_of
-from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice
-from selfspec.planning.acceptance import CopiesToConfirm
+from selfspec.methods.auto.planned import Round, forecast_of
+from selfspec.methods.auto.sources import HeadChoice, LayerChoice
+from selfspec.planning.acceptance import CopiesToAppend, CopiesToConfirm
 from selfspec.planning.allowance import (
     CREDIT,
     UNKNOWN,
@@ -29,8 +29,9 @@ from selfspec.planning.allowance import (
     faded,
     stake,
 )
-from selfspec.planning.plans import MOST_DRAFTED, MOST_GUESSES, Plan, best_guesses, most_that_fits, plain
+from selfspec.planning.plans import MOST_DRAFTED, Plan, most_that_fits, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
+from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.run_head import MtpText
@@ -130,13 +131,11 @@ class AutoDrafter(Drafter):
         assert self._taken is not None
         assert self._taken.seconds is not None
         self._round = planned = replace(self._taken, drafting=drafting)
-        rate, longest = self._pace.between(planned.step), self.longest(planned.step)
-        worth = Plan(planned.rows - 1, planned.expected, self._taken.seconds).worth(
-            rate, self._trust[planned.name].value
-        )
-        draft = None
-        if self._layers is not None and not self._layers.copies.failed:
-            draft = self._layer_draft(planned, self._layers, rate, longest, worth)
+        longest = self.longest(planned.step)
+        planned.fastest = self._fastest(planned, longest)
+        known = Plan(planned.rows - 1, planned.expected, self._taken.seconds)
+        worth = known.worth(planned.rate, self._trust[planned.name].value)
+        draft = self._layer_draft(planned, longest, worth)
         if draft is None:
             self._without_layers = _MOST_FOLLOWED
         else:
@@ -188,14 +187,13 @@ class AutoDrafter(Drafter):
 
     def _best(self, planned: Round, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
-        rows, rate = planned.known, self._pace.between(planned.verify[1])
-        planned.gain = self._known.gain_of_guess(rows[3] - rows[2], rate)
+        rows = planned.known
+        planned.fastest = self._fastest(planned, longest)
+        planned.gain = self._known.gain_of_guess(rows[3] - rows[2], planned.rate)
         filled, worth = self._filled_rows(planned, longest)
-        layers = self._layers
-        if layers is not None and not layers.copies.failed:
-            draft = self._layer_draft(planned, layers, rate, longest, worth)
-            if draft is not None:
-                return draft
+        draft = self._layer_draft(planned, longest, worth)
+        if draft is not None:
+            return draft
         return planned.plain() if filled is None else planned.take(filled)
 
     def _follow(self, played: RunRound) -> RunDraft | None:
@@ -223,59 +221,66 @@ class AutoDrafter(Drafter):
 
     def _filled_rows(self, planned: Round, longest: float) -> tuple[FilledRows | None, float]:
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
-        step = planned.verify[1]
-        between = self._pace.between(step)
-        least = plain(planned.verify).worth(between)
+        step, rate = planned.verify[1], planned.rate
+        least = plain(planned.verify).worth(rate)
         if not planned.gain and not self._known.any:
             return None, least
         known = self._known.likeliest()
         trust = self._trust[known.name].value
         filled = fill_rows(known, planned.known, self._pace.rate(step), stake(longest, step), planned.gain, trust)
-        worth = filled.worth(between, trust)
+        worth = filled.worth(rate, trust)
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
 
-    def _layer_draft(
-        self, planned: Round, layers: LayerChoice | HeadOfRequest, rate: float, longest: float, worth: float
-    ) -> LayerDraft | MtpDraft | None:
+    def _fastest(self, planned: Round, longest: float) -> DraftPolicy | None:
+        """The layer drafts that bring most tokens a second in rounds of at most ``longest``; ``None`` if none fit.
+
+        For a single token more may be staked, as it is the least that saves time for longer ones.
+        """
+        layers = self._layers
+        if layers is None or not layers.copies.ready:
+            return None
+        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
+        fits = most_that_fits(costs[1], verify, stake(longest, verify[1]))
+        fits = fits or min(1, most_that_fits(costs[1], verify, longest))
+        return self._layer_plans.fastest(fits, verify, costs, planned.drafting) if fits else None
+
+    def _layer_draft(self, planned: Round, longest: float, worth: float) -> LayerDraft | MtpDraft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
-        verify, costs, name = planned.of_layers, layers.costs.now(planned.drafting), layers.name
-        copies = self._known.copies
-        likely = copies.survival(copies.match_after(), MOST_GUESSES) if layers.takes_guesses else []
-        guesses, each = best_guesses(costs, likely)
-        if not layers.copies.ready and not self._make_weights(planned, layers.copies, each, rate, worth):
+        layers, policy = self._layers, planned.fastest
+        if layers is None or layers.copies.failed:
             return None
-        row = costs[1 + guesses]
-        fits = most_that_fits(row, verify, stake(longest, verify[1])) or min(1, most_that_fits(row, verify, longest))
-        if not fits:
+        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
+        if not layers.copies.ready:
+            policy = self._layer_plans.fastest(MOST_DRAFTED, verify, costs, planned.drafting)
+            self._make_weights(planned, layers.copies, policy, worth)
             return None
-        policy = planned.policy  # of the run
-        if policy is None or policy.limit > fits or not planned.layers_follow:
-            policy = planned.policy = self._layer_plans.policy(planned, verify, each, rate, fits)
+        if policy is None:
+            return None
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
-        planned.layers_are_worth = plan.worth(rate, self._trust[name].value)
+        planned.layers_are_worth = plan.worth(planned.rate)
         if planned.layers_are_worth <= worth:
             return None
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
+        copies, acceptance = self._known.copies, self._layer_plans.acceptance
         planned.costs, planned.guess = costs, CopiesToConfirm(copies, costs, left)
-        planned.name, planned.expected = name, plan.tokens
+        append = CopiesToAppend(copies, planned.guess, acceptance, verify, planned.rate, longest)
+        planned.name, planned.expected = layers.name, plan.tokens
         stop, forecast = self._layer_plans.begin(policy), forecast_of(plan, verify)
         follow = planned.follow if planned.layers_follow else None
-        return layers.draft(plan.length, stop, planned.guess, forecast, follow)
+        return layers.draft(plan.length, stop, planned.guess, append, forecast, follow)
 
-    def _make_weights(self, planned: Round, copies: LateCopies, each: float, rate: float, worth: float) -> bool:
-        """Makes the weights of layer drafts if drafts, as long as is best, save more than that takes.
+    def _make_weights(self, planned: Round, copies: LateCopies, fastest: DraftPolicy, worth: float) -> None:
+        """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.
 
-        A draft of this round may be shorter, as little time was saved yet; that says nothing about those to come.
+        That is decided by drafts as long as is best: early ones are shorter, as little time was saved yet.
         """
-        verify = planned.of_layers
-        policy = self._layer_plans.policy(planned, verify, each, rate, MOST_DRAFTED)
-        plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
-        if plan.worth(rate, 1.0) <= worth:
-            return False
+        plan = Plan(fastest.limit, fastest.expected_tokens, fastest.expected_seconds)
+        if plan.worth(planned.rate) <= worth:
+            return
         began = self._clock()
-        made = copies.make_if_it_pays(verify[1] - plan.seconds / plan.tokens, min(self._room, _EXPECTED_ROOM))
+        if copies.make_if_it_pays(planned.of_layers[1] - 1 / fastest.rate, min(self._room, _EXPECTED_ROOM)):
+            planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
         planned.preparing = self._clock() - began
-        return made
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
@@ -300,11 +305,16 @@ class AutoDrafter(Drafter):
         self._runs = self._runs and (planned.follow is None or planned.shared is not None)
         self._known.extend(committed)
         if planned.guess is not None:
-            self._layer_plans.note(feedback.proposal.confidences, feedback.accepted)
+            confidences = feedback.proposal.confidences
+            self._layer_plans.note(confidences, feedback.accepted)
+            if confidences:
+                self._layer_plans.note_forwards(
+                    len(confidences), planned.expected_drafting(feedback) / planned.costs[1]
+                )
         else:
             self._forget(faded(committed))
         self._known.read_probe(feedback)
-        if planned.name != PLAIN:
+        if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
@@ -314,7 +324,7 @@ class AutoDrafter(Drafter):
             spent += self._learn_costs(rows, seconds, self._forwards(planned, feedback))
             self._planning.note(self._planned + self._clock() - began)
             self._planned = 0.0
-        self._pace.note(len(committed), spent, planned.step, known=planned.knows)
+        self._pace.note(len(committed), spent, planned.step)
         self._allowance.note(len(committed), spent, planned.step)
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
@@ -353,10 +363,10 @@ class AutoDrafter(Drafter):
             self._forget(faded(token_ids))
         else:
             self._layer_plans.note(played.confidences, played.accepted)
-        if planned.name != PLAIN:
+        if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
         seconds, step = planned.seconds_in_run(len(played.drafted)), planned.step
-        self._pace.note(len(token_ids), seconds, step, known=planned.knows)
+        self._pace.note(len(token_ids), seconds, step)
         self._allowance.note(len(token_ids), seconds, step)
 
     def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:

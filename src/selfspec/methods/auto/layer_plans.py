@@ -2,58 +2,83 @@
 
 from collections.abc import Sequence
 
-from selfspec.methods.auto.planned import Round
 from selfspec.planning.acceptance import AcceptanceRate
+from selfspec.planning.plans import MOST_DRAFTED
 from selfspec.planning.stopping import DraftPolicy, WorthwhileDraft
 from selfspec.runtimes.costs.rows import CostTable
 
-_NEAR, _NEAR_TOGETHER = 0.03, 0.1
-"""Relative difference up to which decisions by earlier costs and acceptances are as good, alone and in a batch."""
+_NEAR = 0.25
+"""Relative difference up to which decisions by earlier costs and acceptances are as good."""
 
-_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, 32)
+_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, MOST_DRAFTED)
 """Lengths to which layer drafts are cut where time is short."""
+
+_SHARED, _MEMORY = 30.0, 100.0
+"""Tokens for which what all requests have seen counts within a request, and most own tokens.
+
+What a confidence says of a token differs little from text to text, much less than what a match says of a copy.
+"""
+
+_FIRST_DRAFTED = 6.0
+"""Tokens that took a forward each, with which a request begins."""
+
+_FADING = 0.9
+"""Share that is kept of what was counted, with each draft."""
 
 
 class LayerPlans:
-    """The stopping rules of a request's layer drafts, and the acceptance of their tokens."""
+    """The stopping rules of a request's layer drafts, and what it has seen of their tokens."""
 
     def __init__(self, confident: AcceptanceRate) -> None:
-        self._confident = confident.of_request()
-        self._policies: dict[int, DraftPolicy] = {}  # by the number of requests that share the forwards of a draft
+        self._confident = confident.of_request(_SHARED, _MEMORY)
+        self._drafted = self._forwards = _FIRST_DRAFTED
+        # By the number of requests that share the forwards of a draft, and by their limit.
+        self._policies: dict[tuple[int, int], DraftPolicy] = {}
 
     @property
     def likelihood(self) -> float:
         """The mean probability that a drafted token is accepted."""
         return self._confident.outlook().mean
 
-    def policy(self, planned: Round, verify: CostTable, each: float, rate: float, fits: int) -> DraftPolicy:
-        """When a draft of at most ``fits`` tokens ends; the last policy, where it would decide the same.
+    def fastest(self, most: int, verify: CostTable, draft: CostTable, drafting: int) -> DraftPolicy:
+        """The policy that brings most tokens a second; the last one, where it would decide the same.
 
-        ``verify`` are the seconds of a round by its rows. A token takes ``each`` seconds; decoding gives ``rate``
-        tokens a second.
+        Args:
+            most: tokens of a draft, 1 or more.
+            verify: seconds of a round by its rows.
+            draft: seconds of the draft's forward by its rows.
+            drafting: requests that share it.
         """
-        limit = max(limit for limit in _LIMITS if limit <= fits)
-        outlook, known = self._confident.outlook(), self._policies.get(planned.drafting)
-        near = _NEAR if planned.sequences == 1 else _NEAR_TOGETHER
+        limit = max(limit for limit in _LIMITS if limit <= most)
+        outlook, known = self._confident.outlook(), self._policies.get((drafting, limit))
+        each = draft[1] * self._forwards / self._drafted
         if (
             known is None
-            or known.limit != limit
-            or abs(known.draft - each) > near * each
-            or abs(known.verify_one - verify[1]) > near * verify[1]
-            or abs(known.rate - rate) > near * rate
-            or not known.outlook.near(outlook, near)
+            or abs(known.draft - each) > _NEAR * each
+            or abs(known.verify_one - verify[1]) > _NEAR * verify[1]
+            or not known.outlook.near(outlook, _NEAR)
         ):
-            known = self._policies[planned.drafting] = DraftPolicy(outlook, each, verify, rate, limit)
+            known = DraftPolicy.fastest(outlook, each, verify, limit, 0.0 if known is None else known.rate)
+            self._policies[drafting, limit] = known
         return known
+
+    def acceptance(self, confidence: float) -> float:
+        """The probability that a drafted token is accepted if all before it are."""
+        return self._confident.rate(confidence)
 
     def begin(self, policy: DraftPolicy) -> WorthwhileDraft:
         """The rule for one draft."""
-        return policy.begin(self._confident.rate)
+        return policy.begin(self.acceptance)
 
     def note(self, confidences: Sequence[float], accepted: int) -> None:
         """Scores the tokens of a draft, of which the first ones were accepted."""
         for index, confidence in enumerate(confidences[: accepted + 1]):
             self._confident.note(index < accepted, confidence)
+
+    def note_forwards(self, drafted: int, forwards: float) -> None:
+        """Counts the tokens of a draft, and what they took: guesses that were confirmed saved forwards."""
+        self._drafted = _FADING * self._drafted + drafted
+        self._forwards = _FADING * self._forwards + forwards
 
     def fade(self, share: float) -> None:
         """Forgets a share of the own tokens."""

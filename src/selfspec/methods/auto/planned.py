@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
-from selfspec.methods.auto.known import COPIES, EARLIER
+from selfspec.methods.auto.known import COPIES, EARLIER, GUESS
 from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import SharedRound
 from selfspec.planning.plans import Plan, plain
@@ -51,7 +51,7 @@ class Round:
     preparing: float = 0.0  # seconds in which low-bit weights were made
     costs: CostTable = ()  # of the forward of a layer draft; empty without one
     guess: CopiesToConfirm | None = None  # of a layer draft
-    policy: DraftPolicy | None = None  # likewise; in a run that of its first round, as making one takes long
+    fastest: DraftPolicy | None = None  # what layer drafts bring; ``None`` where layers cannot draft
 
     def plain(self, *, held_back: bool = False) -> NoDraft:
         """A step of plain decoding."""
@@ -61,9 +61,14 @@ class Round:
         return self.plains[held_back]
 
     @property
-    def knows(self) -> bool:
-        """Whether known tokens of the text are verified."""
-        return self.name in (COPIES, EARLIER)
+    def is_known(self) -> bool:
+        """Whether known tokens are verified."""
+        return self.name in (COPIES, EARLIER, GUESS)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second that decoding gives where no tokens are known: plain decoding's, or those of layer drafts."""
+        return 1 / self.step if self.fastest is None else self.fastest.rate
 
     @property
     def of_layers(self) -> CostTable:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from selfspec.decoding.draft import Follow, Guess, LayerDraft, MtpDraft
+from selfspec.decoding.draft import Append, Follow, Guess, LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.decoding.stopping import StoppingRule
 from selfspec.errors import ModelLoadError, NoHeadWarning, UnsupportedModelError
@@ -31,7 +31,6 @@ class LayerChoice:
     assignment: Assignment
     costs: LiveCosts
     copies: LateCopies = field(default_factory=LateCopies)
-    takes_guesses = True
     watched: frozenset[int] = frozenset()
     text: None = None
 
@@ -45,11 +44,26 @@ class LayerChoice:
         return self
 
     def draft(
-        self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast, follow: Follow | None
+        self,
+        limit: int,
+        stop: StoppingRule,
+        guess: Guess,
+        append: Append,
+        forecast: Forecast,
+        follow: Follow | None,
     ) -> LayerDraft:
         """A draft of at most ``limit`` tokens, whose round is alone."""
         own = self.assignment
-        return LayerDraft(own.kept, limit, stop, precision=own.precision, guess=guess, name=own.name, forecast=forecast)
+        return LayerDraft(
+            own.kept,
+            limit,
+            stop,
+            precision=own.precision,
+            guess=guess,
+            append=append,
+            name=own.name,
+            forecast=forecast,
+        )
 
     def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
         """The rows of each forward of a draft: those that guesses were asked for."""
@@ -76,7 +90,6 @@ class HeadOfRequest:
     """The head at work on a request."""
 
     name = MTP
-    takes_guesses = False
 
     def __init__(self, choice: HeadChoice, drafter: MtpDrafter) -> None:
         self.costs, self.copies = choice.costs, choice.copies
@@ -95,7 +108,13 @@ class HeadOfRequest:
         return frozenset(self._drafter.followed)
 
     def draft(
-        self, limit: int, stop: StoppingRule, guess: Guess, forecast: Forecast, follow: Follow | None
+        self,
+        limit: int,
+        stop: StoppingRule,
+        guess: Guess,
+        append: Append,
+        forecast: Forecast,
+        follow: Follow | None,
     ) -> MtpDraft:
         """A draft of at most ``limit`` tokens, and what follows its round in a run."""
         self._catches_up = self._drafter.unread > _FEW

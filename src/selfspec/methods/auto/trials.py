@@ -178,12 +178,7 @@ def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> l
 
 def _promising(trial: Trial, verify: RowCosts) -> Trial:
     """The trial with the tokens per second of rounds that it drafts."""
-    outlook, costs = Outlook([1.0], [trial.agreement]), verify.table()
-    rate, promised = 0.0, 1 / costs[1]
-    while promised > 1.001 * rate:  # the pace that such rounds keep up is what their seconds are worth
-        rate = promised
-        policy = DraftPolicy(outlook, trial.costs(1), costs, rate, MOST_DRAFTED)
-        promised = max(rate, policy.expected_tokens / policy.expected_seconds)
+    policy = DraftPolicy.fastest(Outlook([1.0], [trial.agreement]), trial.costs(1), verify.table(), MOST_DRAFTED)
     return replace(trial, tokens_per_second=policy.expected_tokens / policy.expected_seconds)
 
 
