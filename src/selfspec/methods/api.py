@@ -14,8 +14,8 @@ One request:
 
 What drafts a round, a ``Draft``:
     ``LayerDraft`` drafts with a ``KeptSet`` of the model's sublayers until a limit or a ``ConfidenceThreshold``.
-    It may be given a ``Guess`` of what it drafts next, a ``Chooser`` of its tokens, which may also end the draft, and an
-    ``Append`` of tokens that follow it.
+    It may be given a ``Guess`` of what it drafts next, a ``Chooser`` of its tokens, which may also end the draft, and
+    known tokens to ``Append``.
     ``TokenDraft`` is a ``TokenTree`` of known tokens. ``NoDraft`` drafts nothing. A ``Proposal`` is what was drafted,
     a ``RunRound`` a round of those that follow each other in one call.
 """
