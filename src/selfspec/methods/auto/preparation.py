@@ -37,6 +37,13 @@ _LEAST_GAIN = 1.1
 _LEAST_SHARE = 0.9
 """Share of the bytes of weights in the model's dtype that its own take, if low-bit copies are expected to pay."""
 
+_SMALL = 3e8
+"""Parameters below which a model is taken to draft best at 6 bits.
+
+At 4 bits SmolLM2 with 135 million chooses 0.81 of the tokens that it chooses in full, at 6 bits 0.95; of what Qwen2.5
+with 1.5 billion drafts at 4 bits 0.96 is accepted.
+"""
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -106,13 +113,14 @@ def expect(target: Target, settings: AutoSettings) -> Preparation:
 
 
 def _estimate(target: Target, settings: AutoSettings) -> Preparation:
-    """Costs by the bytes of the weights; weights of more than 8 bits are taken to have a good draft at 4.
+    """Costs by the bytes of the weights; those of more than 8 bits are taken to have a good draft at 4, or at 6.
 
     On an accelerator costs, and the low-bit weights that are right there, are those of its trial.
     """
     if target.trial is not None and target.trial.chosen.seconds:
         return _from_device_trial(target, target.trial, settings)
-    verify, precision = estimate_row_costs(target), Precision.of(4, settings.group)
+    bits = 6 if target.parameter_count < _SMALL else 4
+    verify, precision = estimate_row_costs(target), Precision.of(bits, settings.group)
     if target.dtype.itemsize * target.parameter_count * _LEAST_SHARE > weight_bytes(target):
         return Preparation(verify, None, measured=False)  # the weights have few bits themselves
     try:
