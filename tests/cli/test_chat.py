@@ -303,9 +303,9 @@ def test_a_method_keeps_learning_over_turns_and_switches() -> None:
     chat.handle("hello")
     learned = learner.method.state().tensors
     chat.handle("/method suffix")
-    chat.handle("/method cascade(suffix, prompt-lookup) suffix.min_match_length=2")
-    assert chat.session.engine.method.name == "cascade(suffix, prompt-lookup)"
-    assert chat.session.engine.method.settings.stages[0].min_match_length == 2
+    chat.handle("/method paper(del, authors) d_max=7")
+    assert chat.session.engine.method.name == "paper(del, authors)"
+    assert chat.session.engine.method.settings.d_max == 7
     chat.handle("/method token-recycling")
     assert chat.session.engine is learner
     chat.handle("something else")

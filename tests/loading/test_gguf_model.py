@@ -43,7 +43,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "uniform": {"skip_ratio": 0.5},
     "clasp": {"schedule": "paper", "skip_ratio": 0.5},
     "auto": {},
-    "cascade(suffix, uniform)": {},
 }
 PROMPTS = [[3, 9, 14, 3, 9, 14, 3, 9], list(range(7, 27)), [5]]
 NEW_TOKENS = 32

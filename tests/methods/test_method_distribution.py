@@ -20,10 +20,6 @@ SETTINGS = {
     "knapspec": {"schedule": "paper", "interval": 4, "confidence_threshold": 0.3},
     "del": {"schedule": "paper"},
     "token-recycling": {"candidates": 3, "tree_size": 20},
-    "cascade(token-recycling, swift)": {
-        "token-recycling": {"candidates": 3, "tree_size": 20},
-        "swift": {"schedule": "paper", "context_window": 8, "confidence_threshold": 0.3, "max_draft_length": 5},
-    },
 }
 """Where the defaults draft too little or too much with so unsure a model, or search less than a short text allows."""
 
@@ -36,12 +32,9 @@ def test_the_model_is_a_markov_chain_with_a_taste() -> None:
     assert transitions().max() > 0.5
 
 
-CASCADES = ("cascade(suffix, uniform)", "cascade(token-recycling, swift)", "cascade(prompt-lookup, suffix, layerskip)")
-
-
 QUICK = ("auto", "suffix", "swift", "token-recycling")
 """Methods that together draft in every way there is: chains, trees, known tokens, shared prefixes."""
-CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in (*METHODS, *CASCADES)]
+CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in METHODS]
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -61,7 +54,7 @@ def plain_ids() -> tuple[int, ...]:
     return write("autoregressive", COUPLED, {}).token_ids
 
 
-@pytest.mark.parametrize("method", [*METHODS, *CASCADES])
+@pytest.mark.parametrize("method", METHODS)
 def test_coupled_sampling_writes_what_the_seed_says(method: str) -> None:
     result = write(method, COUPLED, SETTINGS.get(method, {}))
     assert result.token_ids == plain_ids()

@@ -128,16 +128,6 @@ def test_a_window_of_the_prompt_is_enough(model: PreTrainedModel) -> None:
     assert text(mtp(model).generate(prompts[-1], max_new_tokens=TOKENS)) == expected[-1]
 
 
-def test_follows_the_rounds_of_other_drafts(model: PreTrainedModel) -> None:
-    """In a cascade after n-gram drafts, whose trees and chains it has to keep up with."""
-    prompt = [*PROMPTS[0], *PROMPTS[0], *PROMPTS[0][:3]]
-    engine = Engine(model, method="cascade(suffix, mtp)")
-    found = engine.generate(prompt, max_new_tokens=TOKENS)
-    assert text(found) == greedy(model, prompt)
-    assert {each.drafted_by for each in found.rounds} == {"suffix", "mtp"}
-    assert any(each.accepted for each in found.rounds if each.drafted_by == "mtp")
-
-
 def test_drafts_end_where_the_head_is_unsure(tmp_path: Path) -> None:
     """A threshold on the product of the confidences."""
     model = load(save_with_head("llama", tmp_path))

@@ -52,14 +52,14 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def install(modules: Path) -> Callable[..., None]:
-    """Makes an installed package with entry points of the group ``selfspec.methods``."""
+    """Makes an installed package with entry points of a group, ``selfspec.methods`` where none is named."""
 
-    def make(package: str, **entries: str) -> None:
+    def make(package: str, group: str = "selfspec.methods", **entries: str) -> None:
         info = modules / f"{package}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         lines = [f"{name.replace('_', '-')} = {value}" for name, value in entries.items()]
-        (info / "entry_points.txt").write_text("[selfspec.methods]\n" + "\n".join(lines) + "\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n" + "\n".join(lines) + "\n")
 
     return make
 
@@ -152,6 +152,31 @@ def test_methods_of_entry_points_are_listed(install: Callable[..., None]) -> Non
     assert listed.keys() - LAB_METHODS == {*METHODS, *COMPOSITIONS, "every-nth"}
     assert [setting["name"] for setting in listed["every-nth"]["settings"]] == ["every", "longest"]
     assert "every-nth: skips every n-th layer" in run("methods").stdout
+
+
+def test_entry_points_make_methods_of_names(install: Callable[..., None], modules: Path) -> None:
+    (modules / "wrapping.py").write_text(
+        "from selfspec.methods import find_method\n"
+        "from selfspec.methods.api import FixedDrafter, Method, NoDraft\n"
+        "class First(Method):\n"
+        "    name, summary, source = 'first-of', 'the first of some', 'tests'\n"
+        "    def begin(self, prefill): return FixedDrafter(NoDraft())\n"
+        "    @classmethod\n"
+        "    def named(cls, names): return find_method(names[0])\n"
+    )
+    install("wrapping-package", "selfspec.compositions", first_of="wrapping:First", cracked="broken:Method")
+    assert find_method("first-of(suffix, auto)") is METHODS["suffix"]
+    with pytest.raises(UnknownMethodError, match="write its stages in parentheses"):
+        find_method("first-of")
+    with pytest.raises(UnknownMethodError, match="'first-off' takes no stages; did you mean 'first-of'"):
+        find_method("first-off(suffix)")
+    with pytest.raises(MethodLoadError, match="importing the method 'broken:Method' failed"):
+        find_method("cracked(suffix)")
+    result = run("methods", "--json")
+    assert json.loads(result.stdout)["first-of"]["summary"] == "the first of some"
+    assert (
+        result.stderr == "warning: importing the method 'broken:Method' failed: ZeroDivisionError: division by zero\n"
+    )
 
 
 def test_entry_points_that_do_not_load_are_told_beside_the_list(install: Callable[..., None]) -> None:

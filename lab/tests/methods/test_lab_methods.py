@@ -36,7 +36,14 @@ RUNS: dict[str, tuple[Run, ...]] = {
     ),
 }
 METHODS = tuple(RUNS)
-MARKOV_SETTINGS = {"adaptive-cosine": {"update_interval": 4, "confidence_threshold": 0.3}}
+CASCADES = ("cascade(suffix, uniform)", "cascade(token-recycling, swift)", "cascade(prompt-lookup, suffix, layerskip)")
+MARKOV_SETTINGS: dict[str, dict[str, Any]] = {
+    "adaptive-cosine": {"update_interval": 4, "confidence_threshold": 0.3},
+    "cascade(token-recycling, swift)": {
+        "token-recycling": {"candidates": 3, "tree_size": 20},
+        "swift": {"schedule": "paper", "context_window": 8, "confidence_threshold": 0.3, "max_draft_length": 5},
+    },
+}
 """The defaults draft little with so unsure a model."""
 
 
@@ -84,7 +91,7 @@ def test_batches_write_what_each_prompt_writes_alone(method: str, params: dict[s
     assert sum(result.drafted for result in results) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *(pytest.param(each, marks=pytest.mark.slow) for each in CASCADES)])
 def test_speculative_sampling_writes_the_targets_distribution(method: str) -> None:
     count = 1000 if method == "jacobi" else 400  # as many as show a correction that is drawn from the target itself
     params = SamplingParams(max_new_tokens=count, temperature=1.0, seed=7, acceptance="speculative", ignore_eos=True)
@@ -94,7 +101,7 @@ def test_speculative_sampling_writes_the_targets_distribution(method: str) -> No
     assert result.accepted > 50
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *CASCADES])
 def test_coupled_sampling_writes_what_the_seed_says(method: str) -> None:
     params = SamplingParams(max_new_tokens=200, temperature=1.0, seed=7, ignore_eos=True)
     result = write(method, params, MARKOV_SETTINGS.get(method, {}))

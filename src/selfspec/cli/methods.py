@@ -36,14 +36,15 @@ def methods(
 def describe_methods() -> dict[str, dict[str, Any]]:
     """Describes every method: its ``summary``, ``source``, ``learns`` (whether it has a state) and ``settings``.
 
-    Includes ``cascade`` and the methods of entry points; a warning on standard error names those that do not load.
+    Includes those that take others in parentheses and the methods of entry points; a warning on standard error names
+    methods that do not load.
     """
-    from selfspec.methods import COMPOSITIONS, all_methods
+    from selfspec.methods import all_compositions, all_methods
     from selfspec.methods.settings import describe_settings
 
-    found, errors = all_methods()
-    found |= COMPOSITIONS
-    for error in errors:
+    methods, errors = all_methods()
+    made_of_others, more = all_compositions()
+    for error in (*errors, *more):
         typer.echo(f"warning: {error}", err=True)
     return {
         name: {
@@ -52,7 +53,7 @@ def describe_methods() -> dict[str, dict[str, Any]]:
             "learns": method.learns,
             "settings": describe_settings(method.Settings),
         }
-        for name, method in found.items()
+        for name, method in (methods | made_of_others).items()
     }
 
 

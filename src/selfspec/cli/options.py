@@ -122,7 +122,7 @@ class EngineChoice(ModelChoice):
 
     method: str = option(
         DEFAULT_METHOD,
-        "Drafting method; auto selects the fastest. Several: 'cascade(suffix, low-bit)'. `selfspec methods` lists all.",
+        "Drafting method; auto selects the fastest. `selfspec methods` lists all.",
     )
     paper: str | None = option(
         None,

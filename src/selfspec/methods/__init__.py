@@ -2,7 +2,6 @@
 
 from selfspec.methods import (  # noqa: F401 - they register their methods
     auto,
-    cascade,
     clasp,
     draft_verify,
     dynamic_exit,
@@ -15,6 +14,6 @@ from selfspec.methods import (  # noqa: F401 - they register their methods
     swift,
     token_recycling,
 )
-from selfspec.methods.registry import COMPOSITIONS, METHODS, all_methods, find_method, make_method
+from selfspec.methods.registry import COMPOSITIONS, METHODS, all_compositions, all_methods, find_method, make_method
 
-__all__ = ["COMPOSITIONS", "METHODS", "all_methods", "find_method", "make_method"]
+__all__ = ["COMPOSITIONS", "METHODS", "all_compositions", "all_methods", "find_method", "make_method"]

@@ -20,6 +20,9 @@ from selfspec.runtimes.target import Target
 ENTRY_POINTS = "selfspec.methods"
 """The entry-point group: name of the method → ``module:Class``."""
 
+COMPOSITION_POINTS = "selfspec.compositions"
+"""The entry-point group of what makes methods of names in parentheses: its name → ``module:Class``."""
+
 _DESCRIPTION = ("name", "summary", "source")
 
 
@@ -102,9 +105,9 @@ METHODS: dict[str, type[Method]] = {}
 """The methods of this package, by name."""
 
 COMPOSITIONS: dict[str, type[Any]] = {}
-"""What makes methods of names in parentheses, by name: ``cascade(suffix, low-bit)``, ``paper(del)``."""
+"""What makes methods of names in parentheses, by name: ``paper(del)``. Entry points add others."""
 
-LAB_METHODS = ("adaptive-cosine", "jacobi", "lookahead", "mixed")
+LAB_METHODS = ("adaptive-cosine", "cascade", "jacobi", "lookahead", "mixed")
 """Methods of selfspec-lab. Without that package, an error says what to install."""
 
 DEFAULT_METHOD = "auto"
@@ -131,8 +134,8 @@ def find_method(method: str | type[Method]) -> type[Method]:
 
     Args:
         method: a name of this package; a name of the entry-point group ``selfspec.methods``; ``module:Class``; a
-            composition of these, ``cascade(suffix, low-bit)``; a paper's, ``paper(del)``; or the class itself. A name
-            of this package always means this package's method.
+            composition of these, ``paper(del)`` or, with selfspec-lab, ``cascade(suffix, low-bit)``; or the class
+            itself. A name of this package always means this package's method.
 
     Raises:
         UnknownMethodError: there is no method of this name; the message names the nearest.
@@ -143,7 +146,7 @@ def find_method(method: str | type[Method]) -> type[Method]:
         return check_method_class(method, repr(method))
     if method in METHODS:
         return METHODS[method]
-    if "(" in method or ")" in method or method in COMPOSITIONS:
+    if "(" in method or ")" in method or method in _composition_names():
         return _compose(method)
     if ":" in method:
         return import_method(method)
@@ -152,7 +155,7 @@ def find_method(method: str | type[Method]) -> type[Method]:
         return load_entry_point(method, outside[method])
     if method in LAB_METHODS:
         raise UnknownMethodError(f"the method '{method}' {IN_THE_LAB}")
-    known = [*METHODS, *outside]
+    known = [*METHODS, *outside, *_composition_names()]
     raise UnknownMethodError(
         f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; or "
         "module:Class for one that is not installed as a plugin)"
@@ -162,18 +165,32 @@ def find_method(method: str | type[Method]) -> type[Method]:
 def _compose(text: str) -> type[Method]:
     """The method that a composition names."""
     found = re.fullmatch(r"\s*([^\s(),]+)\s*\((.*)\)\s*", text, re.DOTALL)
-    example = "cascade(suffix, low-bit)"
+    example = "paper(swift)"
     if found is None:
         raise UnknownMethodError(f"'{text}' names no method; write its stages in parentheses, as in {example}")
-    name, stages = found[1], [stage.strip() for stage in found[2].split(",")]
-    if name not in COMPOSITIONS:
-        raise UnknownMethodError(f"'{name}' takes no stages{suggest(name, COMPOSITIONS)}; write for example {example}")
+    name, stages, known = found[1], [stage.strip() for stage in found[2].split(",")], _composition_names()
+    if name not in known:
+        if name in LAB_METHODS:
+            raise UnknownMethodError(f"the method '{name}' {IN_THE_LAB}")
+        raise UnknownMethodError(f"'{name}' takes no stages{suggest(name, known)}; write for example {example}")
     if "(" in found[2] or ")" in found[2]:
         raise UnknownMethodError(f"a stage in '{text}' has stages of its own; write all side by side, as in {example}")
     if "" in stages:
         raise UnknownMethodError(f"'{text}' has an empty stage; write for example {example}")
-    composed: type[Method] = COMPOSITIONS[name].named(stages)
+    composed: type[Method] = _load_composition(name).named(stages)
     return composed
+
+
+def _composition_names() -> dict[str, None]:
+    return dict.fromkeys([*COMPOSITIONS, *(entry.name for entry in entry_points(group=COMPOSITION_POINTS))])
+
+
+def _load_composition(name: str) -> type[Any]:
+    """A class of this package, or else of an entry point; raises ``MethodLoadError`` if that cannot be imported."""
+    if name in COMPOSITIONS:
+        return COMPOSITIONS[name]
+    (value, *_) = (entry.value for entry in entry_points(group=COMPOSITION_POINTS) if entry.name == name)
+    return import_method(value)
 
 
 def all_methods() -> tuple[dict[str, type[Method]], list[MethodLoadError]]:
@@ -188,6 +205,17 @@ def all_methods() -> tuple[dict[str, type[Method]], list[MethodLoadError]]:
         except MethodLoadError as error:
             errors.append(error)
     return methods, errors
+
+
+def all_compositions() -> tuple[dict[str, type[Any]], list[MethodLoadError]]:
+    """What makes methods of names, of this package and of entry points."""
+    found, errors = dict[str, type[Any]](), []
+    for name in _composition_names():
+        try:
+            found[name] = _load_composition(name)
+        except MethodLoadError as error:
+            errors.append(error)
+    return found, errors
 
 
 def make_method(method: str | type[Method], target: Target, settings: Mapping[str, Any] | None = None) -> Method:

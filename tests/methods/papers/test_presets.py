@@ -140,7 +140,7 @@ def test_a_setting_of_its_own_is_used_and_said() -> None:
         ({"paper": "layerskip", "authors": True}, UnknownMethodError, "leave authors out"),
         ({"method": "paper(del, swift)"}, UnknownMethodError, r"write paper\(del\) or paper\(del, authors\)"),
         ({"method": "paper"}, UnknownMethodError, "names no method"),
-        ({"method": "cascade(suffix, paper(del))"}, UnknownMethodError, "stages of its own"),
+        ({"method": "paper(paper(del))"}, UnknownMethodError, "stages of its own"),
         ({"paper": "del", "settings": {"omega": 2.0}}, InvalidSettingError, "omega must be"),
         ({"paper": "clasp", "settings": {"skipped_layers": 2}}, InvalidSettingError, "give only one"),
     ],

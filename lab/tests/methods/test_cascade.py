@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import auto
 from helpers.drafts import begin, ngram_model, play
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
@@ -17,11 +18,12 @@ from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, FixedDrafter, Needs
 from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
 from selfspec.methods import find_method, make_method
-from selfspec.methods.cascade import Cascade, CascadeDrafter
 from selfspec.methods.settings import parse_settings, setting_values
+from selfspec.planning.acceptance import Copies
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
+from selfspec_lab.methods.cascade import Cascade, CascadeDrafter
 
 MODEL = random_model()
 LOW_BIT = {"low-bit.draft_bits": 8, "low-bit.joint_confidence": 0.0, "low-bit.draft_length": 5}
@@ -271,7 +273,7 @@ def test_parts_that_learn_nothing_have_no_state() -> None:
         ("cascade(sufix, low-bit)", UnknownMethodError, "no method 'sufix'; did you mean 'suffix'"),
         ("cascade(suffix, cascade(low-bit, uniform))", UnknownMethodError, "has stages of its own"),
         ("cascade(cascade, low-bit)", UnknownMethodError, "parentheses"),
-        ("cascade", UnknownMethodError, r"parentheses, as in cascade\(suffix, low-bit\)"),
+        ("cascade", UnknownMethodError, r"parentheses, as in paper\(swift\)"),
         ("cascade(suffix, low-bit", UnknownMethodError, "parentheses"),
         ("cascade suffix, low-bit)", UnknownMethodError, "parentheses"),
         ("cascade()", UnknownMethodError, "empty stage"),
@@ -328,3 +330,27 @@ def test_probes_have_the_embedding_of_the_stage_that_drafts() -> None:
     assert drafter.mask_embedding is None
     drafter.take(1, probing)
     assert drafter.mask_embedding is Masked.mask_embedding
+
+
+def test_auto_learns_from_the_rounds_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto.give(monkeypatch, auto.eager_preparation)
+    seen: list[int] = []
+    extend = Copies.extend
+    monkeypatch.setattr(Copies, "extend", lambda self, tokens: seen.extend(tokens) or extend(self, tokens))
+    engine = Engine(MODEL, method="cascade(suffix, auto)", settings={"suffix.min_match_length": 1})
+    result = engine.generate(prompt(8) * 3, max_new_tokens=60, ignore_eos=True)
+    plain = Engine(MODEL, method="autoregressive").generate(prompt(8) * 3, max_new_tokens=60, ignore_eos=True)
+    assert result.token_ids == plain.token_ids
+    assert len({record.drafted_by for record in result.rounds}) > 1
+    assert seen[: len(result.token_ids) - 1] == list(result.token_ids[1:])
+
+
+@needs_kernels
+def test_a_head_follows_the_rounds_of_other_drafts() -> None:
+    """It has to keep up with the trees and chains of n-gram drafts."""
+    engine, text = Engine.from_pretrained("tiny-mtp", "cascade(suffix, mtp)"), prompt(20) * 2
+    found = engine.generate(text, max_new_tokens=60, ignore_eos=True)
+    plain = Engine(engine.target.model, method="autoregressive").generate(text, max_new_tokens=60, ignore_eos=True)
+    assert found.token_ids == plain.token_ids
+    assert {each.drafted_by for each in found.rounds} == {"suffix", "mtp"}
+    assert any(each.accepted for each in found.rounds if each.drafted_by == "mtp")

@@ -11,7 +11,7 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.errors import StateError, UnknownMethodError
 from selfspec.methods.base import Method
-from selfspec.methods.registry import composition, find_method
+from selfspec.methods.registry import find_method
 from selfspec.methods.settings import MethodSettings, setting, stage_settings
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
@@ -37,7 +37,6 @@ _STAGE = "stage_"
 """How the fields with the settings of stages begin."""
 
 
-@composition
 class Cascade(Method):
     """Two or three methods in order: each round is drafted by the first that has a draft.
 
