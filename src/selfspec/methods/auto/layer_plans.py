@@ -7,8 +7,11 @@ from selfspec.planning.plans import MOST_DRAFTED
 from selfspec.planning.stopping import DraftPolicy, WorthwhileDraft
 from selfspec.runtimes.costs.rows import CostTable
 
-_NEAR = 0.25
-"""Relative difference up to which decisions by earlier costs and acceptances are as good."""
+_NEAR, _NEAR_STEP = 0.25, 0.05
+"""Relative difference of acceptances and drafts, and of a step, up to which decisions by earlier ones are as good.
+
+What is worth most depends on the seconds of a step directly: drafts are compared with rounds by the costs of today.
+"""
 
 _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, MOST_DRAFTED)
 """Lengths to which layer drafts are cut where time is short."""
@@ -55,7 +58,7 @@ class LayerPlans:
         if (
             known is None
             or abs(known.draft - each) > _NEAR * each
-            or abs(known.verify_one - verify[1]) > _NEAR * verify[1]
+            or abs(known.verify_one - verify[1]) > _NEAR_STEP * verify[1]
             or not known.outlook.near(outlook, _NEAR)
         ):
             known = DraftPolicy.fastest(outlook, each, verify, limit, 0.0 if known is None else known.rate)
