@@ -95,10 +95,11 @@ class Script:
             return asked
 
     def end(self, asked: Asked) -> None:
-        """Notes that a request has ended."""
+        """Notes that a request has ended, once: before its last bytes, after which the client may send the next one."""
         with self.lock:
-            self.running -= 1
-            self.arrived.remove(asked)
+            left = [each for each in self.arrived if each is not asked]
+            self.running -= len(self.arrived) - len(left)
+            self.arrived = left
 
     def tokens(self, asked: Asked) -> list[tuple[str, str]]:
         """The tokens of an answer, each with the one that it could have been."""
@@ -151,6 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         script = type(self).script
         usage = {} if script.cached is None else {"prompt_tokens_details": {"cached_tokens": script.cached}}
         choice = self._choice(asked.body, script.tokens(asked), "message", "length")
+        script.end(asked)
         self._json({"choices": [choice], "usage": usage})
 
     def _stream(self, asked: Asked) -> None:
@@ -169,6 +171,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._event({"choices": [self._choice(body, [pair], "delta", None)]})
             self._event({"choices": [self._choice(body, [], "delta", "length")]})
             self._event({"choices": [], "usage": {}})
+            script.end(asked)
             self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             script.dropped += 1
