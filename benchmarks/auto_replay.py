@@ -247,7 +247,7 @@ def drafted_by_layers(draft: LayerDraft, text: Text, written: int) -> tuple[list
 
 
 def machine_of(file: dict[str, Any], bits: int) -> Machine:
-    """The costs in a file of ``benchmarks/rows.py``, with a draft of so many bits."""
+    """The costs in a file of ``benchmarks/rows.py``, of the model and of its draft with weights of ``bits``."""
 
     def costs(own: int) -> RowCosts:
         by_rows = {int(rows): each["median"] for rows, each in file["seconds"][str(own)].items()}

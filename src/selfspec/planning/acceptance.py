@@ -243,7 +243,7 @@ class CopiesToConfirm:
         self.forwards: list[int] = []
 
     def spent(self, drafted: int) -> float:
-        """Most seconds that the forwards of a draft of so many tokens took, with the rows of guesses."""
+        """Most seconds that the forwards of a draft took, with the rows of guesses, by the tokens that it drafted."""
         return drafted * self._costs[1] + self.seconds
 
     def __call__(self, drafted: Sequence[int]) -> Sequence[int]:

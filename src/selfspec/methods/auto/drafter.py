@@ -11,11 +11,10 @@ import torch
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
-from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import Round, forecast_of
-from selfspec.methods.auto.sources import HeadChoice, LayerChoice
+from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice, LayerRound
 from selfspec.planning.acceptance import CopiesToAppend, CopiesToConfirm
 from selfspec.planning.allowance import (
     CREDIT,
@@ -240,21 +239,17 @@ class AutoDrafter(Drafter):
         if layers is None or not layers.copies.ready:
             return None
         verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
+        planned.costs = costs
         fits = most_that_fits(costs[1], verify, stake(longest, verify[1]))
         fits = fits or min(1, most_that_fits(costs[1], verify, longest))
         return self._layer_plans.fastest(fits, verify, costs, planned.drafting) if fits else None
 
     def _layer_draft(self, planned: Round, longest: float, worth: float) -> LayerDraft | MtpDraft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
-        layers, policy = self._layers, planned.fastest
-        if layers is None or layers.copies.failed:
-            return None
-        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
-        if not layers.copies.ready:
-            policy = self._layer_plans.fastest(MOST_DRAFTED, verify, costs, planned.drafting)
-            self._make_weights(planned, layers.copies, policy, worth)
-            return None
-        if policy is None:
+        layers, policy, verify, costs = self._layers, planned.fastest, planned.of_layers, planned.costs
+        if layers is None or policy is None:
+            if layers is not None and not layers.copies.ready and not layers.copies.failed:
+                self._make_weights(planned, layers, worth)
             return None
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
         planned.layers_are_worth = plan.worth(planned.rate)
@@ -262,23 +257,24 @@ class AutoDrafter(Drafter):
             return None
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
         copies, acceptance = self._known.copies, self._layer_plans.acceptance
-        planned.costs, planned.guess = costs, CopiesToConfirm(copies, costs, left)
+        planned.guess = CopiesToConfirm(copies, costs, left)
         append = CopiesToAppend(copies, planned.guess, acceptance, verify, planned.rate, longest)
         planned.name, planned.expected = layers.name, plan.tokens
         stop, forecast = self._layer_plans.begin(policy), forecast_of(plan, verify)
         follow = planned.follow if planned.layers_follow else None
-        return layers.draft(plan.length, stop, planned.guess, append, forecast, follow)
+        return layers.draft(LayerRound(plan.length, stop, planned.guess, append, forecast, follow))
 
-    def _make_weights(self, planned: Round, copies: LateCopies, fastest: DraftPolicy, worth: float) -> None:
+    def _make_weights(self, planned: Round, layers: LayerChoice | HeadOfRequest, worth: float) -> None:
         """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.
 
         That is decided by drafts as long as is best: early ones are shorter, as little time was saved yet.
         """
-        plan = Plan(fastest.limit, fastest.expected_tokens, fastest.expected_seconds)
-        if plan.worth(planned.rate) <= worth:
+        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
+        fastest = self._layer_plans.fastest(MOST_DRAFTED, verify, costs, planned.drafting)
+        if Plan(fastest.limit, fastest.expected_tokens, fastest.expected_seconds).worth(planned.rate) <= worth:
             return
         began = self._clock()
-        if copies.make_if_it_pays(planned.of_layers[1] - 1 / fastest.rate, min(self._room, _EXPECTED_ROOM)):
+        if layers.copies.make_if_it_pays(verify[1] - 1 / fastest.rate, min(self._room, _EXPECTED_ROOM)):
             planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
         planned.preparing = self._clock() - began
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from selfspec.decoding.draft import Append, Follow, Guess, LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Feedback, Prefill
@@ -24,6 +25,17 @@ _FEW = 16
 """Most tokens that the head reads beside those that it drafts in a draft whose time counts."""
 
 
+class LayerRound(NamedTuple):
+    """How layers or the head are to draft a round: fields of ``LayerDraft`` and ``MtpDraft``."""
+
+    limit: int
+    stop: StoppingRule
+    guess: Guess
+    append: Append
+    forecast: Forecast
+    follow: Follow | None
+
+
 @dataclass(frozen=True)
 class LayerChoice:
     """The layer draft of a model, the costs of its forwards, and its low-bit weights."""
@@ -43,26 +55,18 @@ class LayerChoice:
         """For a request: itself, as it keeps nothing of a text."""
         return self
 
-    def draft(
-        self,
-        limit: int,
-        stop: StoppingRule,
-        guess: Guess,
-        append: Append,
-        forecast: Forecast,
-        follow: Follow | None,
-    ) -> LayerDraft:
-        """A draft of at most ``limit`` tokens, whose round is alone."""
+    def draft(self, planned: LayerRound) -> LayerDraft:
+        """A draft whose round is alone."""
         own = self.assignment
         return LayerDraft(
             own.kept,
-            limit,
-            stop,
+            planned.limit,
+            planned.stop,
             precision=own.precision,
-            guess=guess,
-            append=append,
+            guess=planned.guess,
+            append=planned.append,
             name=own.name,
-            forecast=forecast,
+            forecast=planned.forecast,
         )
 
     def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
@@ -107,19 +111,11 @@ class HeadOfRequest:
         """The target's states that it needs of every round."""
         return frozenset(self._drafter.followed)
 
-    def draft(
-        self,
-        limit: int,
-        stop: StoppingRule,
-        guess: Guess,
-        append: Append,
-        forecast: Forecast,
-        follow: Follow | None,
-    ) -> MtpDraft:
-        """A draft of at most ``limit`` tokens, and what follows its round in a run."""
+    def draft(self, planned: LayerRound) -> MtpDraft:
+        """A draft without copies, and what follows its round in a run."""
         self._catches_up = self._drafter.unread > _FEW
-        follow = None if self.text is None else follow
-        return self._drafter.draft(limit, stop, follow=follow, name=MTP, forecast=forecast)
+        follow = None if self.text is None else planned.follow
+        return self._drafter.draft(planned.limit, planned.stop, follow=follow, name=MTP, forecast=planned.forecast)
 
     def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
         """The rows of each forward of the last draft, or of those of a run; none where it had to read a text first."""
