@@ -15,6 +15,7 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRou
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
+from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
@@ -397,6 +398,31 @@ def test_a_short_draft_is_played_though_long_ones_bring_more() -> None:
     draft = drafter.plan()
     assert isinstance(draft, LayerDraft)
     assert draft.limit == 1
+
+
+def test_making_weights_is_no_planning() -> None:
+    """It takes fifty steps in a round that begins a run; the next round drafts."""
+    clock = Clock(0.0)
+
+    class Slow(LateCopies):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ready = False
+
+        def make_if_it_pays(self, saving: float, tokens: int) -> bool:
+            clock.now += 50 * STEP
+            self.ready = True
+            return True
+
+    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
+    layers, prefill = LayerChoice(LAYERS, LiveCosts(DRAFT), Slow()), Prefill((1, 2, 3), 4, probe=None, room=99)  # type: ignore[arg-type]
+    drafter = AutoDrafter(prefill, experience, LiveCosts(VERIFY), layers, 0.02, clock)
+    draft = drafter.plan()
+    assert isinstance(draft, NoDraft | TokenDraft)
+    assert layers.copies.ready
+    played = list(play_run([drafter], [draft], [Adversary(lambda _: 0, token=different())], 50 * STEP, 1))
+    assert len(played) == 1
+    assert not isinstance(drafter.plan(), NoDraft)
 
 
 def different() -> Callable[[], int]:

@@ -135,6 +135,7 @@ class AutoDrafter(Drafter):
         known = Plan(planned.rows - 1, planned.expected, self._taken.seconds)
         worth = known.worth(planned.rate, self._trust[planned.name].value)
         draft = self._layer_draft(planned, longest, worth)
+        self._taken.preparing = planned.preparing
         if draft is None:
             self._without_layers = _MOST_FOLLOWED
         else:
@@ -276,7 +277,7 @@ class AutoDrafter(Drafter):
         began = self._clock()
         if layers.copies.make_if_it_pays(verify[1] - 1 / fastest.rate, min(self._room, _EXPECTED_ROOM)):
             planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
-        planned.preparing = self._clock() - began
+        planned.preparing += self._clock() - began
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
@@ -294,7 +295,7 @@ class AutoDrafter(Drafter):
             self._known.put_off(committed)
             self._forget(faded(committed))
             seconds = feedback.seconds
-            host = seconds.select + seconds.other + self._clock() - began
+            host = seconds.select + seconds.other + self._clock() - began - planned.preparing
             tokens = len(committed)
             planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
             return
@@ -324,7 +325,7 @@ class AutoDrafter(Drafter):
         self._allowance.note(len(committed), spent, planned.step)
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
-            host = seconds.select + seconds.other + self._clock() - began
+            host = seconds.select + seconds.other + self._clock() - began - planned.preparing
             tokens, costs, value = len(committed), self.layer_costs, planned.value
             planned.shared.note(
                 [rows], tokens, self._room, seconds.verify, seconds.draft, made, costs, host_seconds=host, value=value
@@ -374,7 +375,7 @@ class AutoDrafter(Drafter):
         self._known.read_run(feedback.run[-1])
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
-            host = seconds.select + seconds.other + self._clock() - began
+            host = seconds.select + seconds.other + self._clock() - began - planned.preparing
             tokens, value = len(feedback.acceptance.token_ids), planned.value
             planned.shared.note(rows, tokens, self._room, seconds.verify, host_seconds=host, value=value)
             return
@@ -383,7 +384,7 @@ class AutoDrafter(Drafter):
         if self._layers is not None and (forwards := self._layers.forwards((), drafted)):
             self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
-        self._planning_of_runs.note(seconds.select / len(rows))
+        self._planning_of_runs.note((seconds.select - planned.preparing) / len(rows))
 
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
