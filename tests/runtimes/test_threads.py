@@ -65,6 +65,25 @@ def test_beside_a_busy_process_and_back() -> None:
     assert machine.threads.settled == 2
 
 
+def test_the_first_try_beside_a_busy_process_finds_that_fewer_are_faster() -> None:
+    machine = Machine(2)
+    machine.calls(5)
+    machine.busy, before = 1, len(machine.taken)
+    machine.calls(0.5)
+    assert machine.threads.settled == 1
+    assert machine.taken[before:].count(2) <= 3
+
+
+def test_a_single_slow_call_begins_no_try() -> None:
+    machine = Machine(2)
+    machine.calls(5)
+    before = len(machine.taken)
+    for busy in [1, 0, 0, 1, 0, 0]:
+        machine.busy = busy
+        machine.calls(0.001)  # a single one
+    assert machine.taken[before:] == [2] * 6
+
+
 def test_a_machine_that_is_busy_from_the_start() -> None:
     machine = Machine(2)
     machine.busy = 1

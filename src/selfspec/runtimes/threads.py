@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from statistics import median
 from threading import Lock
 
 import torch
@@ -23,8 +24,8 @@ _SHARE = 0.04
 _SLOWER = 1.4
 """Times as long as usual that recent calls take when fewer threads are tried at once."""
 
-_RECENT = 5
-"""Recent calls; what a try is compared with is how long they took."""
+_RECENT = 3
+"""Recent calls; what a try is compared with is how long they took, at the median: two of them have to be slow."""
 
 _FASTER = 0.93
 """Times as long as recent calls that those of a try may take for its number to be kept."""
@@ -131,7 +132,7 @@ class ThreadCount:
         self._usual[kind] = usual * (1 + (_RISE if ratio > 1 else _FALL) * (ratio - 1))
         if len(self._recent) < _RECENT:
             return
-        now = sum(self._recent) / _RECENT
+        now = median(self._recent)
         slower = now > _SLOWER and self._level + 1 < len(self._counts)
         early = self._patience - max(_SHORTEST, self._patience / 8) if slower else 0.0
         if self._clock() >= self._next_try - early:
