@@ -182,6 +182,7 @@ class Replay:
             TokenTree.chain(len(tokens)),
             confidences=tuple(confidences),
             guessed=guessed,
+            forwards=tuple(forwards),
             probes=probes,
         )
         return _feedback(draft, proposal, committed, took)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.drafts import counted_forwards
+from helpers.kernels import needs_kernels
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec.decoding.draft import Guess, LayerDraft, Proposal
@@ -20,6 +22,7 @@ from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
+from selfspec.runtimes.chain import NATIVE
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import build_processors
@@ -57,6 +60,7 @@ def drafted(draft: LayerDraft, context: Generated) -> tuple[Proposal, list[int]]
     """The draft, and the rows of its forwards."""
     with torch.inference_mode(), counted_forwards() as forwards:
         (proposal,) = propose(TARGET, [context], [draft], [WATCHED])
+    assert list(proposal.forwards) == forwards
     return proposal, forwards
 
 
@@ -122,6 +126,41 @@ def test_any_guesses_change_nothing(data: st.DataObject) -> None:
     proposal, after = drafted(replace(draft, guess=guess), context_for(rule(), room))
     assert_same(proposal, expected)
     assert len(after) == len(before) - proposal.guessed
+
+
+def rows_of_forwards(right: Sequence[bool], most: int) -> list[int]:
+    """The rows of the forwards that draft as many tokens, of each of which a guess is right or not."""
+    rows, drafted_tokens = list[int](), 0
+    while drafted_tokens < len(right):
+        guessed = min(most, len(right) - drafted_tokens - 1)
+        rows.append(1 + guessed)
+        confirmed = list(takewhile(bool, right[drafted_tokens : drafted_tokens + guessed]))
+        drafted_tokens += 1 + len(confirmed)
+    return rows
+
+
+@needs_kernels
+@pytest.mark.parametrize("limit", [1, 2, 3, 8])
+@pytest.mark.parametrize("most", [0, 1, 8])
+def test_native_forwards_are_counted_to_the_last(limit: int, most: int) -> None:
+    """The forward for which there is no room for guesses, too."""
+    target = Target(random_model(torch.bfloat16), "compiled")
+    draft = LayerDraft(FULL, limit, precision=Precision.of(4))
+
+    def propose_with(guess: Guess | None) -> Proposal:
+        context = read_text(target, prompt(24), Needs(), max_new_tokens=20, rule=Greedy())[0]
+        with torch.inference_mode():
+            return propose(target, [context], [replace(draft, guess=guess)], [()])[0]
+
+    alone = propose_with(None)
+    assert alone.path == NATIVE
+    assert alone.forwards == (1,) * limit
+    truth = path(alone)
+    for right in ([False] * limit, [index % 2 == 0 for index in range(limit)], [True] * limit):
+        mixed = [token if is_right else (token + 7) % VOCABULARY for token, is_right in zip(truth, right, strict=True)]
+        proposal = propose_with(guess_from(mixed, most))
+        assert path(proposal) == truth
+        assert list(proposal.forwards) == rows_of_forwards(right, most)
 
 
 @pytest.mark.parametrize("name", DRAFTS)

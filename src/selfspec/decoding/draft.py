@@ -272,6 +272,7 @@ class Proposal:
             ``[k, hidden]``; empty where nothing is shared.
         threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
         guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
+        forwards: the rows of each forward that drafted.
         probes: rows after which a probe stands (``TokenDraft``).
         path: where it was drafted; ``None`` where no forward was.
     """
@@ -284,6 +285,7 @@ class Proposal:
     shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     threshold: float | None = None
     guessed: int = 0
+    forwards: tuple[int, ...] = ()
     probes: tuple[int, ...] = ()
     path: Path | None = None
 

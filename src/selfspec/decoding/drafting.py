@@ -116,7 +116,13 @@ class _Drafting:
             drafted = _without_last(drafted)
         count = len(drafted.token_ids)
         if not count:
-            return Proposal(self._sequence.no_tokens, EMPTY_TREE, threshold=draft.threshold, path=self._path)
+            return Proposal(
+                self._sequence.no_tokens,
+                EMPTY_TREE,
+                threshold=draft.threshold,
+                forwards=drafted.forwards,
+                path=self._path,
+            )
         tokens, tree = drafted.token_ids, TokenTree.chain(count)
         if draft.widths is not None:
             tokens, tree = self._with_siblings(drafted)
@@ -131,6 +137,7 @@ class _Drafting:
             shared_states=drafted.captured,
             threshold=draft.threshold,
             guessed=drafted.guessed,
+            forwards=drafted.forwards,
             path=self._path,
         )
 

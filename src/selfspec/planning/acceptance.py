@@ -231,8 +231,7 @@ class Copies:
 class CopiesToConfirm:
     """Guesses of what a layer draft drafts next: copies, as many as make drafting cheapest.
 
-    ``most_seconds`` is what their rows may cost, ``seconds`` what they cost so far, and ``forwards`` the rows of each
-    forward that guesses were asked for, the drafted token's included.
+    ``most_seconds`` is what their rows may cost, and ``seconds`` what they cost so far.
     """
 
     def __init__(self, copies: Copies, costs: CostTable, most_seconds: float) -> None:
@@ -240,7 +239,6 @@ class CopiesToConfirm:
         self._costs = costs
         self._most_seconds = most_seconds
         self.seconds = 0.0
-        self.forwards: list[int] = []
 
     def spent(self, drafted: int) -> float:
         """Most seconds that the forwards of a draft took, with the rows of guesses, by the tokens that it drafted."""
@@ -252,12 +250,9 @@ class CopiesToConfirm:
         count, _ = best_guesses(self._costs, self._copies.survival(match, MOST_GUESSES))
         seconds = self.seconds + self._costs[1 + count] - self._costs[1]
         if not count or seconds > self._most_seconds:
-            self.forwards.append(1)
             return ()
         self.seconds = seconds
-        copied = self._copies.tokens(match, count, drafted)
-        self.forwards.append(1 + len(copied))
-        return copied
+        return self._copies.tokens(match, count, drafted)
 
 
 class CopiesToAppend:

@@ -167,6 +167,7 @@ class Drafted:
         numbers: of each token what the host has read; the confidence comes first.
         captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
         guessed: how many of the tokens were guessed before they were drafted.
+        forwards: the rows of each forward.
         finite: how many, from the first on, were chosen from logits that are all numbers, as far as that is known.
     """
 
@@ -174,6 +175,7 @@ class Drafted:
     numbers: Sequence[Sequence[float]]
     captured: Mapping[int, torch.Tensor]
     guessed: int
+    forwards: tuple[int, ...]
     finite: int = 0
 
 
@@ -255,7 +257,7 @@ class Chained:
 
     Attributes:
         structure: for the C++ code; the memory it points to belongs to this object.
-        rows: of all forwards so far.
+        forwards: the rows of each one so far.
         goes_on: whether there is another forward.
     """
 
@@ -270,7 +272,7 @@ class Chained:
         self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)()
         self._confidences = (c_float * limit)()
         self._probes, self._probed, self._probed_confidence = (c_long * MOST_PROBES)(), c_long(-1), c_float()
-        self.rows, self.goes_on = 0, True
+        self.goes_on, self.forwards = True, list[int]()
         self._head: HeadDraft | None = None
         guess_count, probe_count = self._write(request.rows(()))
         self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
@@ -316,7 +318,7 @@ class Chained:
     def follow_head(self, token_id: int, confidence: float) -> bool:
         """Is called with each token that a head drafts; returns whether its draft ends with it."""
         assert self._head is not None
-        self.rows += 1
+        self.forwards[-1] += 1
         try:
             return self._head.take(token_id, confidence)
         except BaseException as failure:
@@ -349,7 +351,7 @@ class Chained:
             self._guesses[:known] = [*rows.known]
         if probes:
             self._probes[:probes] = [*rows.probes]
-        self.rows += 1 + known + probes
+        self.forwards.append(1 + known + probes)
         return known, probes
 
     def output(self, structure: ChainSequence) -> Drafted:
@@ -362,6 +364,7 @@ class Chained:
             [(confidence,) for confidence in self._confidences[:count]],
             {index: self._states[place][:count] for index, place in self._places.items()},
             structure.guessed,
+            tuple(self.forwards),
             structure.finite,
         )
 

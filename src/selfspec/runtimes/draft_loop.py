@@ -112,7 +112,7 @@ class _Stepping:
         self._copies: list[AsyncCopy | None] = []
         self._numbers: list[list[float]] = []
         self._states: dict[int, list[torch.Tensor]] = {index: [] for index in request.capture}
-        self._guessed = 0
+        self._guessed, self._forwards = 0, list[int]()
         self._decided, self._stopped = 0, False
 
     @property
@@ -152,6 +152,7 @@ class _Stepping:
     def take(self) -> None:
         """Takes the tokens that the finished step chose, up to the first that was not guessed."""
         step, self._begun = self.step, None
+        self._forwards.append(1 + len(step.guesses))
         for row in range(1 + len(step.guesses)):
             self._take_row(step, row)
             if row == len(step.guesses):
@@ -190,6 +191,7 @@ class _Stepping:
             [self._read(index) for index in range(len(self._tokens))],
             {index: torch.cat(rows) for index, rows in self._states.items() if rows},
             self._guessed,
+            tuple(self._forwards),
         )
 
     def _read(self, index: int) -> list[float]:

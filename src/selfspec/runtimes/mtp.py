@@ -205,7 +205,7 @@ class _Draft:
 
     def drafted(self) -> Drafted:
         """The finished draft."""
-        return Drafted(torch.cat(self.tokens), self._numbers, {}, 0)
+        return Drafted(torch.cat(self.tokens), self._numbers, {}, 0, (1,) * len(self.tokens))
 
 
 def first_outputs(head: Any, count: int) -> nn.Module:

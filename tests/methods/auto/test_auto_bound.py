@@ -137,7 +137,14 @@ def feedback_of(draft: Draft, played: Played, adversary: Adversary, seconds: Pha
     committed = (*played.tokens[:accepted], adversary.token())
     token_ids, tree = torch.tensor(played.tokens, dtype=torch.long), TokenTree.chain(count)
     confidences = tuple(played.confidences)
-    proposal = Proposal(token_ids, tree, confidences=confidences, guessed=played.guessed, probes=played.probes)
+    proposal = Proposal(
+        token_ids,
+        tree,
+        confidences=confidences,
+        guessed=played.guessed,
+        forwards=tuple(played.forwards),
+        probes=played.probes,
+    )
     outcome = acceptance.Acceptance(tuple(range(accepted + 1)), committed)
     guesses = torch.tensor([adversary.token() for _ in played.probes]), torch.tensor([0.9] * len(played.probes))
     probed = Logits(torch.zeros(len(played.probes), VOCABULARY), *guesses) if played.probes else None

@@ -332,10 +332,10 @@ class AutoDrafter(Drafter):
             )
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
-        """The rows of each forward of the layer draft."""
+        """The rows of each forward of the layer draft that says what forwards cost."""
         if planned.guess is None or self._layers is None:
             return ()
-        return self._layers.forwards(planned.guess.forwards, len(feedback.proposal.confidences))
+        return self._layers.costly(feedback.proposal.forwards)
 
     def _learn_costs(self, rows: int, seconds: PhaseSeconds, forwards: Sequence[int]) -> float:
         """Learns what a round of this request alone took; returns what it took beside what is planned for."""
@@ -381,7 +381,7 @@ class AutoDrafter(Drafter):
             return
         self.verify_costs.note(rows, seconds.verify)
         drafted = sum(len(each.confidences) for each in feedback.run)
-        if self._layers is not None and (forwards := self._layers.forwards((), drafted)):
+        if self._layers is not None and (forwards := self._layers.costly((1,) * drafted)):
             self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
         self._planning_of_runs.note((seconds.select - planned.preparing) / len(rows))

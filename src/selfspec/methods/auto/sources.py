@@ -69,9 +69,9 @@ class LayerChoice:
             forecast=planned.forecast,
         )
 
-    def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
-        """The rows of each forward of a draft: those that guesses were asked for."""
-        return asked
+    def costly(self, forwards: Sequence[int]) -> Sequence[int]:
+        """Those of the forwards of a draft, by their rows, that say what forwards cost: all."""
+        return forwards
 
     def learn(self, feedback: Feedback) -> None:
         """Is called after every round of a request."""
@@ -117,9 +117,9 @@ class HeadOfRequest:
         follow = None if self.text is None else planned.follow
         return self._drafter.draft(planned.limit, planned.stop, follow=follow, name=MTP, forecast=planned.forecast)
 
-    def forwards(self, asked: Sequence[int], drafted: int) -> Sequence[int]:
-        """The rows of each forward of the last draft, or of those of a run; none where it had to read a text first."""
-        return () if self._catches_up else (1,) * drafted
+    def costly(self, forwards: Sequence[int]) -> Sequence[int]:
+        """Those of the forwards of a draft that say what forwards cost: none where it had to read a text first."""
+        return () if self._catches_up else forwards
 
     def learn(self, feedback: Feedback) -> None:
         """Gives the head the states of the accepted tokens."""
