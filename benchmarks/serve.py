@@ -118,6 +118,7 @@ def pairs(options: argparse.Namespace) -> None:
                 running(command_of(command, files, port), files.name, port, Path(folder)) as started,
                 engine_alone(files.model, method) as ask,
             ):
+                ask(chats[0])  # loads first, while the server has nothing to do
                 asyncio.run(warm_up(started.server, 1))
                 loop = partial(loop_seconds, started.process.pid)
                 found = [pair.fields() for pair in in_pairs(started.server, ask, chats, loop)]

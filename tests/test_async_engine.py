@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.low_bit_model import random_model
 from helpers.models import VOCABULARY, build, plain_text, prompt
-from selfspec import AsyncEngine, Engine, Generation, RequestStream
+from selfspec import AsyncEngine, Engine, Generation, RequestStream, engine_thread
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine_thread import EngineThread
 from selfspec.errors import (
@@ -432,6 +432,37 @@ def test_pieces_are_handed_over_as_the_next_step_computes_where_it_is_native(
     assert not overlaps or within.count(False) <= 2, "once at the end, or when the first request ended early"
     for length, result in zip((3, 9), results, strict=True):
         assert result.token_ids == engine.generate([1, 2, 3, length], max_new_tokens=length).token_ids
+
+
+def test_pieces_come_in_few_parts_where_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one and the last ones do not wait, nor do any while a prompt is read."""
+    parts, deliver = list[int](), engine_thread._deliver
+
+    def noted(ready: Any) -> None:
+        parts.append(sum(len(pieces) for stream, pieces, _ in ready if stream.request_id == "long"))
+        deliver(ready)
+
+    monkeypatch.setattr(engine_thread, "_deliver", noted)
+
+    async def alone(served: AsyncEngine) -> None:
+        stream = served.submit(prompt(7), request_id="long", **SHORT)
+        assert len([piece async for piece in stream]) == 25
+
+    async def beside_a_prompt(served: AsyncEngine) -> None:
+        first = served.submit(prompt(7), request_id="long", **LONG)
+        await anext(first)
+        await served.generate(prompt(40), max_new_tokens=1)  # read in several steps
+        first.cancel()
+
+    engine = make_engine("autoregressive", runtime="eager", prefill_chunk=4)
+    for seconds, expected in ((0.0, [1] * 25), (1e6, [1, 24])):
+        monkeypatch.setattr(engine_thread, "_BETWEEN", seconds)
+        parts.clear()
+        run(alone, engine)
+        assert [part for part in parts if part] == expected
+    parts.clear()
+    run(beside_a_prompt, engine)
+    assert len(parts) > 5
 
 
 def test_an_engine_that_fails_goes_on_with_the_next_requests(monkeypatch: pytest.MonkeyPatch) -> None:

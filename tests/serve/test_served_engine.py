@@ -278,7 +278,8 @@ def test_each_token_is_of_its_round(client: TestClient, engine: Engine) -> None:
     assert drafted.count("suffix") == result.accepted > 0
 
 
-def test_rates_come_with_the_chunks_and_end_at_those_of_the_report() -> None:
+def test_rates_come_with_the_chunks_and_end_at_those_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.engine_thread._BETWEEN", 0.0)  # a chunk for each round
     engine = make_engine()
     speculative = {"report": True}
     body = {"prompt": "abcabcabcabcabc", "temperature": 0, "max_tokens": 60, "stream": True, "speculative": speculative}

@@ -55,6 +55,11 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
+    def reading(self) -> bool:
+        """Whether the next step admits requests or reads prompts, as far as is known before it."""
+        return bool(self._waiting) or any(sequence.unread for sequence in self._running)
+
+    @property
     def running(self) -> int:
         """How many requests run."""
         return len(self._running)
