@@ -1,7 +1,8 @@
 """Sums up runs of ``selfspec bench run`` with ``auto``: ``python benchmarks/auto_table.py RUN_FOLDER...``.
 
-For each run: ``auto`` over plain decoding (median over prompts; mean, worst and best over categories), over the fastest
-single method of each category, over llama.cpp and its prompt lookup, and its efficiency.
+For each run: ``auto`` over plain decoding (median over prompts; mean, worst and best over categories; worst
+prompt), over the fastest single method of each category and, prompt by prompt, over the one that comes nearest to
+it; over llama.cpp and its prompt lookup; and its efficiency.
 
 ``python benchmarks/auto_table.py --worst adversaries --model smollm2 --out FILE`` measures ``auto`` against ten texts
 that mislead it, with another process on the cores in some of them; ``--worst first`` measures the first request of a
@@ -32,7 +33,9 @@ COLUMNS = (
     "mean over categories",
     "worst",
     "best",
+    "worst prompt",
     "÷ best single method",
+    "prompt by prompt (95 %)",
     "÷ llama.cpp",
     "÷ its prompt lookup",
     "efficiency",
@@ -56,7 +59,8 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
         for key, each in candidates.items()
     }
     auto, own = overall["auto"], speedups["auto"]
-    singles = [key for key in candidates if key not in ("auto", "autoregressive", *_LLAMA)]
+    several = [key for key in candidates if key.startswith("cascade(")]
+    singles = [key for key in candidates if key not in ("auto", "autoregressive", *_LLAMA, *several)]
     bests = {category: max((speedups[key][category] for key in singles), default=0.0) for category in own}
     low, high = auto["speedup_interval"]
     rates = {key: figures["tokens_per_second"] for key, figures in overall.items()}
@@ -68,13 +72,28 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
         f"{mean(own.values()):.2f}",
         f"{own[worst]:.2f}" + (f" ({worst})" if len(own) > 1 else ""),
         f"{own[best]:.2f}" + (f" ({best})" if len(own) > 1 else ""),
-        f"{mean(own[category] / bests[category] for category in own):.2f}" if singles else "",
+        *_prompt_by_prompt(
+            summary.get("auto_over"), singles, mean(own[each] / bests[each] for each in own) if singles else None
+        ),
         *over,
         f"{auto['efficiency']:.2f}",
         f"{rates['autoregressive']:.0f}",
         f"{rates['autoregressive'] / rates['llama-cpp']:.2f}" if "llama-cpp" in rates else "",
         _processor(summary["stamp"]),
     ]
+
+
+def _prompt_by_prompt(over: Mapping[str, Any] | None, singles: Sequence[str], by_category: float | None) -> list[str]:
+    """The worst prompt over plain decoding; over the best single method by category, and over the nearest by prompt."""
+    best = "" if by_category is None else f"{by_category:.2f}"
+    if over is None:  # of an older run
+        return ["", best, ""]
+    worst = f"{over['autoregressive']['worst']:.2f}"
+    nearest = min(singles, key=lambda name: over[name]["speedup"], default=None)
+    if nearest is None:
+        return [worst, best, ""]
+    low, high = over[nearest]["speedup_interval"]
+    return [worst, best, f"{over[nearest]['speedup']:.2f} ({low:.2f} to {high:.2f}; `{nearest}`)"]
 
 
 def _processor(stamp: Mapping[str, Any]) -> str:

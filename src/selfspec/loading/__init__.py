@@ -4,7 +4,7 @@ from selfspec.loading.catalog import INSTALLABLE, bundled_models, find_installed
 from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
 from selfspec.loading.gguf_own import architecture_of
 from selfspec.loading.gguf_splits import name_splitting
-from selfspec.loading.loader import count_parameters, load_config, load_model
+from selfspec.loading.loader import count_parameters, find_gguf_file, load_config, load_model
 from selfspec.runtimes.quantise import parse_weights, quantise, quantise_in_place
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "architecture_of",
     "bundled_models",
     "count_parameters",
+    "find_gguf_file",
     "find_installed",
     "load_config",
     "load_model",

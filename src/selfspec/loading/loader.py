@@ -155,6 +155,11 @@ def load_config(name: str | Path) -> PreTrainedConfig:
         return _read_config(str(source))
 
 
+def find_gguf_file(name: str | Path) -> Path | None:
+    """The GGUF file of a model, downloaded if it is on the hub; ``None`` for a model of another format."""
+    return _gguf_file(resolve_name(name))
+
+
 def count_parameters(config: PreTrainedConfig) -> int:
     """Counts the parameters of a model with this configuration, without allocating them."""
     return sum(parameter.numel() for parameter in _without_weights(config).parameters())

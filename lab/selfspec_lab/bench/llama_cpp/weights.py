@@ -39,6 +39,15 @@ class GgufFile:
         if tokens > self.context:
             raise ContextLengthError(f"{tokens} tokens do not fit llama.cpp's context of {self.context}")
 
+    def close(self) -> None:
+        """The file stays."""
+
+    def __enter__(self) -> "GgufFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class WeightsFile(GgufFile):
     """A model's weights in a temporary folder; a context manager that removes it.
@@ -65,12 +74,6 @@ class WeightsFile(GgufFile):
     def close(self) -> None:
         """Removes the file; memory mappings of it stay valid."""
         self._folder.cleanup()
-
-    def __enter__(self) -> "WeightsFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def quantise_gguf(

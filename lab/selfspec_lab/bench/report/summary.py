@@ -10,6 +10,8 @@ from selfspec_lab.bench.report.medians import Samples, median, median_interval, 
 from selfspec_lab.bench.report.read import Run
 from selfspec_lab.bench.run.peers import PEERS
 
+AUTO = "auto"
+
 TRANSFORMERS = "transformers"
 """Name of the peer that is transformers' ``generate`` with its defaults."""
 
@@ -25,7 +27,8 @@ def summarise(run: Run) -> dict[str, Any]:
         ``copy_bytes_per_second``, ``skipped`` prompts, ``failures`` (candidates that could not be set up), ``chat`` and
         ``llama_cpp`` (null in older runs). ``dtype`` and ``layers`` of the model. ``prompts``: number of prompts, and
         ``categories``: the same by category. ``expected`` and ``measured``: numbers of outputs. ``plain_over``: by peer
-        ``speedup`` and ``speedup_interval`` of plain decoding over it. ``candidates``: by name, in the order of the
+        ``speedup`` and ``speedup_interval`` of plain decoding over it. ``auto_over``: the same of ``auto`` over each
+        other candidate, prompt by prompt, and the ``worst`` prompt. ``candidates``: by name, in the order of the
         options, ``kind`` (``baseline``, ``method`` or ``peer``), ``settings``, ``errors``, and the figures of
         ``figures.FIGURES``, ``overall`` and by category (``categories``).
     """
@@ -50,7 +53,10 @@ def summarise(run: Run) -> dict[str, Any]:
         "failures": fields["failures"],
         "expected": len(asked) * len(fields["prompts"]) * fields["options"]["repeats"],
         "measured": len(run.measurements),
-        "plain_over": {name: _plain_over(samples[PLAIN], samples[name]) for name in names if kind_of(name) == "peer"},
+        "plain_over": {name: _over(samples[PLAIN], samples[name]) for name in names if kind_of(name) == "peer"},
+        "auto_over": {
+            name: _over(samples[AUTO], samples[name], worst=True) for name in names if AUTO in samples and name != AUTO
+        },
         "candidates": {name: _candidate(run, name, samples) for name in names},
     }
 
@@ -89,9 +95,10 @@ def _candidate(run: Run, name: str, samples: Mapping[str, Samples]) -> dict[str,
     }
 
 
-def _plain_over(plain: Samples, peer: Samples) -> dict[str, Any]:
-    speedups = list(speedups_by_prompt(plain, peer).values())
-    return {"speedup": median(speedups), "speedup_interval": median_interval(speedups)}
+def _over(samples: Samples, others: Samples, *, worst: bool = False) -> dict[str, Any]:
+    speedups = list(speedups_by_prompt(samples, others).values())
+    figures: dict[str, Any] = {"speedup": median(speedups), "speedup_interval": median_interval(speedups)}
+    return {**figures, "worst": min(speedups, default=None)} if worst else figures
 
 
 def _in_category(samples: Samples, category: str | None) -> Samples:

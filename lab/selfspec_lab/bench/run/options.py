@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from selfspec.errors import InvalidParameterError
-from selfspec.loading import parse_device
+from selfspec.loading import find_gguf_file, parse_device
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.llama_cpp import obstacle
 from selfspec_lab.bench.llama_cpp.library import PACKAGE
@@ -64,6 +65,11 @@ class RunOptions(BenchOptions):
     def peer_names(self) -> list[str]:
         """The peers to measure, each once."""
         return find_peers(self.peers, self._without_llama_cpp)
+
+    @property
+    def file(self) -> Path | None:
+        """The GGUF file in whose own numbers the model runs; ``None`` where there is none, or it runs in others."""
+        return None if self.unpack or self.widen > 1 else find_gguf_file(self.model)
 
     @property
     def left_out(self) -> str | None:

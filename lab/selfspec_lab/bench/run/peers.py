@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -10,7 +11,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.methods.settings import suggest
 from selfspec_lab.bench.baseline import TimedOutput, generate_timed
 from selfspec_lab.bench.benchmark import explain
-from selfspec_lab.bench.llama_cpp import LlamaCpp, LlamaCppLookup, WeightsFile, describe_build
+from selfspec_lab.bench.llama_cpp import GgufFile, LlamaCpp, LlamaCppLookup, WeightsFile, describe_build
 from selfspec_lab.bench.llama_cpp.lookup import LOOKUP_TOKENS
 from selfspec_lab.bench.options import EXIT_SHARE
 
@@ -21,7 +22,7 @@ TRANSFORMERS_PEERS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 """Options of ``generate`` by name of the peer, given the model's number of layers."""
 
-LLAMA_CPP_PEERS: dict[str, Callable[[WeightsFile], LlamaCpp | LlamaCppLookup]] = {
+LLAMA_CPP_PEERS: dict[str, Callable[[GgufFile], LlamaCpp | LlamaCppLookup]] = {
     "llama-cpp": LlamaCpp,
     "llama-cpp-prompt-lookup": LlamaCppLookup,
 }
@@ -86,6 +87,8 @@ class Peers:
         names: as ``find_peers`` returns them.
         model: the model.
         context: tokens of the longest prompt with its output.
+        file: the GGUF file in whose own numbers the model runs, which llama.cpp reads, too; it gets a file of the
+            model's weights if ``None``.
         progress: is called with a line of text before each step.
 
     Attributes:
@@ -99,10 +102,11 @@ class Peers:
         names: Sequence[str],
         model: PreTrainedModel,
         context: int,
+        file: Path | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.failures: dict[str, str] = {}
-        self._model = model
+        self._model, self._file = model, file
         self._open: dict[str, LlamaCpp | LlamaCppLookup] = {}
         self._stack = ExitStack()
         wanted = [name for name in names if name in LLAMA_CPP_PEERS]
@@ -138,9 +142,15 @@ class Peers:
             name, self._model, prompt_ids, max_new_tokens, eos_ids=eos_ids, temperature=temperature, top_p=top_p
         )
 
+    def _weights(self, context: int) -> GgufFile:
+        """What llama.cpp reads."""
+        if self._file is None:
+            return WeightsFile(self._model, context)
+        return GgufFile(self._file, context, self._model.dtype)
+
     def _open_llama_cpp(self, names: Sequence[str], context: int) -> None:
         try:
-            weights = self._stack.enter_context(WeightsFile(self._model, context))
+            weights = self._stack.enter_context(self._weights(context))
         except Exception as error:  # an unsupported model, too little space, or any error of the package
             self.failures |= dict.fromkeys(names, explain(error))
             return

@@ -111,7 +111,7 @@ class Run:
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
         context = len(longest.token_ids) + self._options.max_new_tokens
         model = self._plain.target.model
-        with Peers(self._options.peer_names, model, context, self._observer.stage) as self._peers:
+        with Peers(self._options.peer_names, model, context, self._options.file, self._observer.stage) as self._peers:
             engines, failures = self._engines()
             candidates = [PLAIN, *(name for name in engines if name != PLAIN), *self._peers.names]
             description = self._describe(prompts, skipped, engines, failures | self._peers.failures)

@@ -1,6 +1,7 @@
 """llama.cpp as a peer: it writes what transformers writes, and what is done where it is not there."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from helpers.models import build, plain_text, prompt
 from selfspec.errors import ContextLengthError, SelfSpecError
+from selfspec_lab.bench.gguf_writer import write_gguf
 from selfspec_lab.bench.llama_cpp import (
     LlamaCpp,
     LlamaCppLookup,
@@ -21,6 +23,7 @@ from selfspec_lab.bench.llama_cpp import (
     obstacle,
 )
 from selfspec_lab.bench.llama_cpp.library import missing_features
+from selfspec_lab.bench.run.options import RunOptions
 from selfspec_lab.bench.run.peers import LLAMA_CPP_PEERS, Peers
 
 LENGTH = 24
@@ -196,6 +199,20 @@ def test_peers_that_cannot_be_made_say_why_and_leave_the_others() -> None:
         assert all("not for gemma2" in why for why in peers.failures.values())
         output = peers.write("transformers", prompt(9), 4, eos_ids=(), temperature=0.0)
         assert len(output.token_ids) == 4
+
+
+@installed
+def test_a_model_in_the_numbers_of_its_file_is_measured_beside_llama_cpp_on_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(build("qwen2"), path)
+    options = RunOptions(str(path), peers=("llama-cpp",))
+    assert options.file == path
+    assert replace(options, unpack=True).file is None
+    assert RunOptions("tiny").file is None
+    with Peers(["llama-cpp"], build("llama"), 64, options.file) as peers:  # whose weights it has no use for
+        output = peers.write("llama-cpp", prompt(20), LENGTH, eos_ids=(), temperature=0.0)
+    assert output.token_ids == plain_text("qwen2", prompt(20), LENGTH)
+    assert path.is_file()
 
 
 def test_one_peer_that_fails_leaves_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

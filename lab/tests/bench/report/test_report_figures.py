@@ -95,6 +95,22 @@ def test_plain_decoding_and_peers(tmp_path: Path) -> None:
         assert peer[name] is None
     assert peer["measured_tpt"] == 8 / 32
     assert summary["plain_over"] == {"transformers": {"speedup": 4, "speedup_interval": [4, 4]}}
+    assert summary["auto_over"] == {}
+
+
+def test_auto_beside_each_other_candidate_prompt_by_prompt(tmp_path: Path) -> None:
+    seconds = {"autoregressive": (4.0, 4.0, 4.0), "suffix": (1.0, 2.0, 4.0), "auto": (2.0, 1.0, 5.0)}
+    measurements = [
+        measured(name, key, each[place], PLAIN_ROUNDS, position=position)
+        for place, key in enumerate("abc")
+        for position, (name, each) in enumerate(seconds.items())
+    ]
+    over = summary_of(tmp_path, measurements)["auto_over"]
+    assert list(over) == ["autoregressive", "suffix"]
+    assert (over["autoregressive"]["speedup"], over["autoregressive"]["worst"]) == (2, 0.8)
+    assert (over["suffix"]["speedup"], over["suffix"]["worst"]) == (0.8, 0.5)
+    low, high = over["suffix"]["speedup_interval"]
+    assert low <= 0.8 <= high
 
 
 def test_categories_have_figures_of_their_own(tmp_path: Path) -> None:
