@@ -64,7 +64,7 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
     bests = {category: max((speedups[key][category] for key in singles), default=0.0) for category in own}
     low, high = auto["speedup_interval"]
     rates = {key: figures["tokens_per_second"] for key, figures in overall.items()}
-    over = [f"{rates['auto'] / rates[peer]:.2f}" if peer in rates else "" for peer in _LLAMA]
+    over = [f"{rates['auto'] / rates[peer]:.2f}" if rates.get(peer) else "" for peer in _LLAMA]
     worst, best = min(own, key=lambda key: own[key]), max(own, key=lambda key: own[key])
     return [
         name + (" (uncommitted changes)" if summary["stamp"]["dirty"] else ""),
@@ -78,7 +78,7 @@ def summarise(name: str, summary: Mapping[str, Any]) -> list[str]:
         *over,
         f"{auto['efficiency']:.2f}",
         f"{rates['autoregressive']:.0f}",
-        f"{rates['autoregressive'] / rates['llama-cpp']:.2f}" if "llama-cpp" in rates else "",
+        f"{rates['autoregressive'] / rates['llama-cpp']:.2f}" if rates.get("llama-cpp") else "",
         _processor(summary["stamp"]),
     ]
 
