@@ -101,7 +101,7 @@ class TestChat:
         )
         assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "length"]
         assert (last.choices, last.usage.completion_tokens) == ([], 40)
-        assert len(chunks) > 5
+        assert len(chunks) > 2  # the first token, and the others in parts
 
     def test_the_clients_own_accumulation(self, client: Any, engine: Engine) -> None:
         text = engine.generate(CHAT, max_new_tokens=40).text
