@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ def test_it_copies_where_the_text_repeats_and_lets_layers_draft_where_not(monkey
     give(monkeypatch, FREE_ROWS, agreement=0.5, draft=RowCosts((1, 64), (0.4, 0.8)))
     kinds = drafts_of(Engine(MODEL, method="auto"), prompt(20) * 2)
     assert {"copies", "8 bits"} <= set(kinds)
+
+
+def test_every_layer_draft_teaches_what_its_forwards_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one token, too, in whose only forward there is no room for guesses."""
+    give(monkeypatch, FREE_ROWS, agreement=0.5, draft=RowCosts((1, 64), (0.4, 0.8)))
+    engine = Engine(MODEL, method="auto")
+    costs, noted = engine.method._ready.layers["greedy"].costs, list[Sequence[int]]()
+    monkeypatch.setattr(costs, "note", lambda forwards, _: noted.append(forwards))
+    rounds = engine.generate(prompt(20) * 2, max_new_tokens=60, ignore_eos=True).rounds
+    drafted = [record.drafted for record in rounds if record.kept is not None]
+    assert min(drafted) == 1
+    assert len(noted) == len(drafted)
 
 
 def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monkeypatch: pytest.MonkeyPatch) -> None:

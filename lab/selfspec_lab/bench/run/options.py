@@ -68,8 +68,8 @@ class RunOptions(BenchOptions):
 
     @property
     def file(self) -> Path | None:
-        """The GGUF file in whose own numbers the model runs; ``None`` where there is none, or it runs in others."""
-        return None if self.unpack or self.widen > 1 else find_gguf_file(self.model)
+        """The GGUF file in whose own numbers the model runs, if llama.cpp is to read it, too; else ``None``."""
+        return None if self.unpack or self.widen > 1 or not self._has_llama_cpp else find_gguf_file(self.model)
 
     @property
     def left_out(self) -> str | None:
@@ -80,7 +80,11 @@ class RunOptions(BenchOptions):
     @property
     def packages(self) -> tuple[str, ...]:
         """Packages of the peers of this run, whose versions belong to its stamp."""
-        return (PACKAGE,) if any(name in LLAMA_CPP_PEERS for name in self.peer_names) else ()
+        return (PACKAGE,) if self._has_llama_cpp else ()
+
+    @property
+    def _has_llama_cpp(self) -> bool:
+        return any(name in LLAMA_CPP_PEERS for name in self.peer_names)
 
     @property
     def _without_llama_cpp(self) -> str | None:

@@ -208,7 +208,8 @@ def test_a_model_in_the_numbers_of_its_file_is_measured_beside_llama_cpp_on_that
     options = RunOptions(str(path), peers=("llama-cpp",))
     assert options.file == path
     assert replace(options, unpack=True).file is None
-    assert RunOptions("tiny").file is None
+    assert replace(options, peers=("none",)).file is None
+    assert replace(options, model="tiny").file is None
     with Peers(["llama-cpp"], build("llama"), 64, options.file) as peers:  # whose weights it has no use for
         output = peers.write("llama-cpp", prompt(20), LENGTH, eos_ids=(), temperature=0.0)
     assert output.token_ids == plain_text("qwen2", prompt(20), LENGTH)

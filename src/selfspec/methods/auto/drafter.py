@@ -301,13 +301,12 @@ class AutoDrafter(Drafter):
             return
         self._runs = self._runs and (planned.follow is None or planned.shared is not None)
         self._known.extend(committed)
+        drafting = planned.expected_drafting(feedback)
         if planned.guess is not None:
             confidences = feedback.proposal.confidences
             self._layer_plans.note(confidences, feedback.accepted)
             if confidences:
-                self._layer_plans.note_forwards(
-                    len(confidences), planned.expected_drafting(feedback) / planned.costs[1]
-                )
+                self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
         else:
             self._forget(faded(committed))
         self._known.read_probe(feedback)
@@ -315,7 +314,6 @@ class AutoDrafter(Drafter):
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
-        drafting = planned.expected_drafting(feedback)
         spent = planned.seconds_of(rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
             spent += self._learn_costs(rows, seconds, self._forwards(planned, feedback))
@@ -332,10 +330,10 @@ class AutoDrafter(Drafter):
             )
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
-        """The rows of each forward of the layer draft that says what forwards cost."""
+        """The rows of each forward of the layer draft whose time says what forwards cost."""
         if planned.guess is None or self._layers is None:
             return ()
-        return self._layers.costly(feedback.proposal.forwards)
+        return self._layers.timed(feedback.proposal.forwards)
 
     def _learn_costs(self, rows: int, seconds: PhaseSeconds, forwards: Sequence[int]) -> float:
         """Learns what a round of this request alone took; returns what it took beside what is planned for."""
@@ -381,7 +379,7 @@ class AutoDrafter(Drafter):
             return
         self.verify_costs.note(rows, seconds.verify)
         drafted = sum(len(each.confidences) for each in feedback.run)
-        if self._layers is not None and (forwards := self._layers.costly((1,) * drafted)):
+        if self._layers is not None and (forwards := self._layers.timed((1,) * drafted)):
             self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
         self._planning_of_runs.note((seconds.select - planned.preparing) / len(rows))

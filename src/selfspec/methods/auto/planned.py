@@ -96,7 +96,7 @@ class Round:
         """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""
         if self.guess is None:
             return 0.0
-        return sum(self.costs[min(rows, len(self.costs) - 1)] for rows in feedback.proposal.forwards)
+        return sum(self.costs[rows] for rows in feedback.proposal.forwards)
 
     def share_of_drafting(self, feedback: Feedback, expected: float) -> float:
         """What the request pays of the forwards of the draft: what is expected if it drafts alone.

@@ -69,8 +69,8 @@ class LayerChoice:
             forecast=planned.forecast,
         )
 
-    def costly(self, forwards: Sequence[int]) -> Sequence[int]:
-        """Those of the forwards of a draft, by their rows, that say what forwards cost: all."""
+    def timed(self, forwards: Sequence[int]) -> Sequence[int]:
+        """Those of the forwards of a draft, by their rows, whose time says what forwards cost: all."""
         return forwards
 
     def learn(self, feedback: Feedback) -> None:
@@ -117,8 +117,8 @@ class HeadOfRequest:
         follow = None if self.text is None else planned.follow
         return self._drafter.draft(planned.limit, planned.stop, follow=follow, name=MTP, forecast=planned.forecast)
 
-    def costly(self, forwards: Sequence[int]) -> Sequence[int]:
-        """Those of the forwards of a draft that say what forwards cost: none where it had to read a text first."""
+    def timed(self, forwards: Sequence[int]) -> Sequence[int]:
+        """Those of the forwards of a draft whose time says what they cost: none where it had to read a text first."""
         return () if self._catches_up else forwards
 
     def learn(self, feedback: Feedback) -> None:
