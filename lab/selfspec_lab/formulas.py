@@ -20,14 +20,16 @@ def ideal_speedup(mean_generated_length: Number, alpha: Number, cost: Number) ->
     return torch.where(length == 1, torch.ones_like(speedup), speedup)
 
 
-def sufficient_cosine(state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+def sufficient_cosine(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     """The cosine similarity above which a state of equal norm has the same greedy token (KnapSpec, lemma 4.1).
 
     ``1 - ξ² / (2 ‖x‖² max ‖w* - w_j‖²)``, where ``ξ`` is the margin of the greedy token ``w*`` over the second best.
-    ``state`` is ``x``, the input of the LM head, ``[hidden]``, and ``head`` its weights, ``[vocab, hidden]``.
+    ``states`` are ``x``, inputs of the LM head, ``[..., hidden]``, and ``head`` its weights, ``[vocab, hidden]``. The
+    distances come from scalar products, because the differences of all tokens would be another head for each state.
     """
-    scores = head @ state
-    best, second = scores.topk(2).values
-    distance = (head - head[scores.argmax()]).square().sum(-1).amax()
-    margin: torch.Tensor = (best - second).square() / (2 * state.square().sum() * distance)
+    scores = states @ head.T
+    best, second = scores.topk(2).values.unbind(-1)
+    greedy, squares = head[scores.argmax(-1)], torch.einsum("vh,vh->v", head, head)
+    distance = (squares - 2 * greedy @ head.T).amax(-1) + greedy.square().sum(-1)
+    margin: torch.Tensor = (best - second).square() / (2 * states.square().sum(-1) * distance)
     return 1 - margin

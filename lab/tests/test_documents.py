@@ -16,7 +16,7 @@ from selfspec.methods.papers import PAPERS
 from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
 from selfspec_lab.experiments import EXPERIMENTS
 from selfspec_lab.experiments.document import render_document
-from selfspec_lab.experiments.store import read_results
+from selfspec_lab.experiments.store import read_folders
 from selfspec_lab.papers.page import PAGE, RESULT, render_page, table_result
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +24,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def test_the_page_of_the_claims_is_made_of_the_committed_results() -> None:
-    folder, page = RESULTS / "experiments", ROOT / "docs" / "experiments.md"
-    results = read_results(folder)
-    assert list(results) == list(EXPERIMENTS)
-    stamps = {(str(result["stamp"]["hardware"]), result["stamp"]["threads"]) for result in results.values()}
-    assert len(stamps) == 1, "one machine a page"
-    assert all((folder / f"{name}.png").is_file() for name in results)
-    assert page.read_text(encoding="utf-8") == render_document(results, folder, page)
+    page, folders = ROOT / "docs" / "experiments.md", read_folders(RESULTS / "experiments")
+    for folder, results in folders.items():
+        assert list(results) == list(EXPERIMENTS)
+        stamps = {(str(result["stamp"]["hardware"]), result["stamp"]["threads"]) for result in results.values()}
+        assert len(stamps) == 1, "one machine for a model"
+        assert all((folder / f"{name}.png").is_file() for name in results)
+    assert page.read_text(encoding="utf-8") == render_document(folders, page)
 
 
 def test_the_page_of_the_papers_tables_is_made_of_the_committed_runs() -> None:

@@ -46,6 +46,18 @@ def test_states_within_the_bound_choose_the_same_token(seed: int, hidden: int, v
     assert int((head @ other).argmax()) == int((head @ state).argmax())
 
 
+def test_bounds_of_many_states_are_those_of_the_formula() -> None:
+    """Every distance by subtraction, state by state."""
+    generator = torch.Generator().manual_seed(0)
+    states, head = (torch.randn(rows, 6, dtype=torch.float64, generator=generator) for rows in (5, 40))
+    for state, bound in zip(states, sufficient_cosine(states, head), strict=True):
+        scores = head @ state
+        best, second = scores.topk(2).values
+        distance = max(float((head[scores.argmax()] - other).square().sum()) for other in head)
+        margin = float(best - second) ** 2 / (2 * float(state.square().sum()) * distance)
+        assert float(bound) == pytest.approx(1 - margin, rel=1e-12)
+
+
 def test_outside_of_the_bound_another_token_may_be_chosen() -> None:
     """With two tokens the bound is tight: half a margin beyond it the choice turns."""
     state, head = torch.tensor([1.0, 0.2]).double(), torch.tensor([[0.0, 1.0], [0.0, -1.0]]).double()

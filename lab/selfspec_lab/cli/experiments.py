@@ -34,7 +34,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for a JSON file and a picture of each.")] = None,
     dirty: Dirty = False,
 ) -> None:
-    """Runs experiments, and prints each status with its figures."""
+    """Runs experiments, and prints each status with its figures.
+
+    With --out, Ctrl-C keeps the experiments that are finished; the same command goes on after them.
+    """
     from selfspec.errors import InvalidParameterError
     from selfspec.loading import parse_device
     from selfspec_lab.bench.stamp import check_clean
@@ -57,16 +60,20 @@ def run(
 
     from selfspec_lab.bench.benchmark import explain
     from selfspec_lab.experiments.lab import Lab
-    from selfspec_lab.experiments.store import run_experiment, save_result
+    from selfspec_lab.experiments.store import find_kept, run_experiment, save_result
 
     lab = Lab(model, quick=quick, device=device, seed=seed, progress=lambda text: typer.echo(f"  {text}", err=True))
     failed: list[str] = []
     for each, experiment_class in found.items():
         typer.echo(f"{each} ...", err=True)
         try:
-            experiment = experiment_class()
-            result = run_experiment(experiment, lab)
-            saved = save_result(experiment, result, out) if out is not None else ()
+            experiment, saved = experiment_class(), tuple[Path, ...]()
+            result = None if out is None else find_kept(experiment, lab, out)
+            if result is not None:
+                typer.echo(f"  measured already, on {result['stamp']['date'][:10]} in this state", err=True)
+            else:
+                result = run_experiment(experiment, lab)
+                saved = save_result(experiment, result, out) if out is not None else ()
         except InvalidParameterError:
             raise
         except Exception as error:  # the other experiments still run
@@ -84,15 +91,17 @@ def run(
 
 @experiments.command("document", epilog="Example: selfspec experiments document results experiments.md")
 def document(
-    results: Annotated[Path, typer.Argument(help="Folder that `selfspec experiments run --out` wrote.")],
+    results: Annotated[
+        Path, typer.Argument(help="Folder that `selfspec experiments run --out` wrote, or a folder of such folders.")
+    ],
     out: Annotated[Path, typer.Argument(help="Markdown file to write.")],
 ) -> None:
     """Writes a page about all results in a folder: claims, statuses, figures, pictures."""
     from selfspec.errors import InvalidParameterError
     from selfspec_lab.experiments.document import render_document
-    from selfspec_lab.experiments.store import read_results
+    from selfspec_lab.experiments.store import read_folders
 
-    text = render_document(read_results(results), results, out)
+    text = render_document(read_folders(results), out)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

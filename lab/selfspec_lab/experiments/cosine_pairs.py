@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from selfspec.runtimes.packed import LowBitLinear
 from selfspec_lab.experiments.reading import Reading
 from selfspec_lab.formulas import sufficient_cosine
 
@@ -50,10 +51,10 @@ class TargetStates:
     def __init__(self, reading: Reading, positions: Sequence[int]) -> None:
         model: Any = reading.target.model
         self._norm: torch.nn.Module = model.model.norm
-        self._head: torch.Tensor = model.get_output_embeddings().weight.cpu().double()
+        self._head = _weights(model.get_output_embeddings()).cpu().double()
         self._states = self._into_head(reading.states[-1, list(positions)])
         self._tokens = self._greedy(self._states)
-        self.bounds = torch.stack([sufficient_cosine(state, self._head) for state in self._states])
+        self.bounds = sufficient_cosine(self._states, self._head)
 
     def pairs(self, drafted: torch.Tensor) -> Pairs:
         """Pairs draft states with the target's.
@@ -72,6 +73,14 @@ class TargetStates:
 
     def _greedy(self, states: torch.Tensor) -> torch.Tensor:
         return (states @ self._head.T).argmax(-1)
+
+
+def _weights(head: torch.nn.Module) -> torch.Tensor:
+    """The values of the LM head, ``[vocab, hidden]``."""
+    if isinstance(head, LowBitLinear):
+        return head.packed.unpack()
+    assert isinstance(head, torch.nn.Linear)
+    return head.weight.data
 
 
 def norm_range(drafts: Sequence[Pairs]) -> list[float]:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,67 +11,88 @@ from selfspec_lab.checks import RULE
 from selfspec_lab.experiments.base import EXPERIMENTS
 from selfspec_lab.papers.costs import PAPER_MACHINES
 
+Results = Mapping[str, Mapping[str, Any]]
+"""By name of the experiment, as ``read_results`` returns them."""
 
-def render_document(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path) -> str:
+
+def render_document(folders: Mapping[Path, Results], page: Path) -> str:
     """Renders the page as Markdown.
 
     Args:
-        results: by name, as ``read_results`` returns them.
-        folder: the folder of the results and their pictures.
+        folders: the results by their folders, where their pictures are, as ``read_folders`` returns them.
         page: path of the page; links to pictures are relative to it.
     """
-    pictures = Path(os.path.relpath(folder, page.parent))
+    names = [name for name in EXPERIMENTS if any(name in results for results in folders.values())]
     parts = [
         "# The papers' claims, tested here",
         "Generated from the results by `selfspec experiments document`; do not edit. `selfspec experiments run NAME` "
-        "tests a claim again. The status follows from the data alone. " + RULE,
-        "*By the clock here* is a fact about the machine below. *On the paper's machine* is the same rounds replayed "
-        "with the least times of the paper's model on the paper's GPU (roofline: "
+        "tests a claim again, with `--model` on another model. The status follows from the data alone. " + RULE,
+        "*By the clock here* is a fact about the machine that a table names. *On the paper's machine* is the same "
+        "rounds replayed with the least times of the paper's model on the paper's GPU (roofline: "
         + ", ".join(f"{model} on {device}" for device, model in PAPER_MACHINES.values())
         + "), and the paper's share of time for selecting sublayers. A model that cannot show a claim runs it for "
         "regressions alone. These are small models; a trend can carry over, a number cannot.",
-        _overview(results),
-        *(_section(name, result, pictures) for name, result in results.items()),
+        _overview(names, folders.values()),
+        *(part for name in names for part in _section(name, folders, page)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _overview(results: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = ["| | claim | source | status | parts |", "| --- | --- | --- | --- | --- |"]
-    for name, result in results.items():
+def _overview(names: Sequence[str], folders: Collection[Results]) -> str:
+    """A row for each claim, a column for each folder of results."""
+    models = ["; ".join(dict.fromkeys(_model(result) for result in results.values())) for results in folders]
+    lines = [f"| | claim | source | {' | '.join(models)} |", "| --- | --- | --- |" + " --- |" * len(models)]
+    for name in names:
         experiment = EXPERIMENTS[name]
+        cells = [_status(results[name]) if name in results else "–" for results in folders]
         lines.append(
             f"| {experiment.number} | [{name}](#{experiment.number}-{name}) | {experiment.source} "
-            f"| **{result['status']}** | {_parts(result)} |"
+            f"| {' | '.join(cells)} |"
         )
     return "\n".join(lines)
 
 
-def _parts(result: Mapping[str, Any]) -> str:
-    """How many of the parts that count have each status."""
+def _model(result: Mapping[str, Any]) -> str:
+    return Path(result["model"]).name
+
+
+def _status(result: Mapping[str, Any]) -> str:
+    """The status, and how many of the parts that count have each."""
     counted = Counter(check["status"] for check in result["checks"] if check["counts"])
-    return ", ".join(f"{count} {status}" for status, count in counted.items())
+    return f"**{result['status']}** ({', '.join(f'{count} {status}' for status, count in counted.items())})"
 
 
-def _section(name: str, result: Mapping[str, Any], pictures: Path) -> str:
+def _section(name: str, folders: Mapping[Path, Results], page: Path) -> list[str]:
     experiment = EXPERIMENTS[name]
+    measured = [
+        part
+        for folder, results in folders.items()
+        if name in results
+        for part in _measured(results[name], folder, page)
+    ]
+    return [
+        f"## {experiment.number}. {name}",
+        f"**Claim** ({experiment.source}): {experiment.claim}",
+        f"**Here:** {experiment.method}",
+        *measured,
+    ]
+
+
+def _measured(result: Mapping[str, Any], folder: Path, page: Path) -> list[str]:
+    """What was measured with one model."""
+    name, pictures = result["experiment"], Path(os.path.relpath(folder, page.parent))
     checks = ["| part | status | measured |", "| --- | --- | --- |"]
     for check in result["checks"]:
         uncounted = not check["counts"] and check["status"] != "not applicable"
         status = check["status"] + (", not counted" if uncounted else "")
         checks.append(f"| {_cell(check['statement'])} | {status} | {_cell(check['figure'])} |")
     unfit = f" On this model the claim cannot show: {result['unfit']}." if result["unfit"] else ""
-    return "\n\n".join(
-        [
-            f"## {experiment.number}. {name}",
-            f"**Claim** ({experiment.source}): {experiment.claim}",
-            f"**Here:** {experiment.method}",
-            f"**Status: {result['status']}.**{unfit}",
-            "\n".join(checks),
-            f"![{name}: {_cell(experiment.claim)}]({(pictures / f'{name}.png').as_posix()})",
-            _provenance(result),
-        ]
-    )
+    return [
+        f"**{_model(result)}: {result['status']}.**{unfit}",
+        "\n".join(checks),
+        f"![{name}: {_cell(EXPERIMENTS[name].claim)}]({(pictures / f'{name}.png').as_posix()})",
+        _provenance(result),
+    ]
 
 
 def _provenance(result: Mapping[str, Any]) -> str:
@@ -79,7 +100,7 @@ def _provenance(result: Mapping[str, Any]) -> str:
     hardware, versions = stamp["hardware"], stamp["versions"]
     amount = "quick" if result["quick"] else "full"
     return (
-        f"*{result['model']}, {amount}, seed {result['seed']}; {hardware['processor']}, {stamp['threads']} threads, "
+        f"*{_model(result)}, {amount}, seed {result['seed']}; {hardware['processor']}, {stamp['threads']} threads, "
         f"torch {versions['torch']}, transformers {versions['transformers']}, commit {commit_text(stamp)}, "
         f"{stamp['date'][:10]}.*"
     )

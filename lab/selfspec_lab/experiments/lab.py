@@ -98,16 +98,16 @@ class Lab:
         return random.Random(self.seed)
 
     def load(self, default: str, *, widen: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Loads a float32 model and its tokenizer, once: the lab's model if it has one, otherwise ``default``.
+        """Loads a model and its tokenizer, once: the lab's model if it has one, otherwise ``default`` in float32.
 
         Only ``default`` is widened: checkpoints of a few million parameters have to be, for their times to say
-        anything. A model that a user names is measured as it is.
+        anything. A model that a user names is measured as it is, in the numbers of its file.
         """
-        return self._load(default, widen) if self.model is None else self._load(self.model, 1)
+        return self._load(default, widen, "float32") if self.model is None else self._load(self.model, 1, "auto")
 
-    def _load_now(self, name: str, widen: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def _load_now(self, name: str, widen: int, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         self.progress(f"loading {name}" + (f", widened {widen} times" if widen > 1 else ""))
-        return load_model(name, dtype="float32", device=self.device, widen=widen, unpack=True)
+        return load_model(name, dtype=dtype, device=self.device, widen=widen)
 
     def engine(
         self,

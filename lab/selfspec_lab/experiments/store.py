@@ -16,6 +16,8 @@ from selfspec_lab.experiments.base import EXPERIMENTS, Data, Experiment
 from selfspec_lab.experiments.lab import Lab
 
 _DPI = 110
+_SAME = ("commit", "versions", "hardware", "threads")
+"""What a stamp says of the state and the machine."""
 
 
 def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
@@ -35,6 +37,21 @@ def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
         **judged(experiment, data, lab.model or experiment.model),
         "data": data,
     }
+
+
+def find_kept(experiment: Experiment, lab: Lab, folder: Path) -> dict[str, Any] | None:
+    """The result in a folder that this lab would measure again: of the same model, amount, seed, state and machine.
+
+    So a run of many experiments that was stopped goes on after those that it has finished.
+    """
+    path = folder / f"{experiment.name}.json"
+    if not path.is_file():
+        return None
+    kept, stamp = _read(path, experiment), make_stamp(_device(lab))
+    same = all(kept["stamp"].get(name) == stamp[name] for name in _SAME)
+    asked = (lab.model or experiment.model, lab.quick, lab.seed)
+    found = (kept["model"], kept["quick"], kept["seed"])
+    return kept if same and asked == found and not stamp["dirty"] else None
 
 
 def judged(experiment: Experiment, data: Data, model: str) -> dict[str, Any]:
@@ -73,27 +90,40 @@ def save_result(experiment: Experiment, result: dict[str, Any], folder: Path) ->
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads the results in a folder and computes their statuses.
+    """Reads the results in a folder, of one model or of the experiments' own, and computes their statuses.
 
     Returns:
         Results by name of the experiment, in the order of the claims.
 
     Raises:
-        InvalidParameterError: the folder has no result, or a file is not a result.
+        InvalidParameterError: a file is not a result.
     """
-    results: dict[str, dict[str, Any]] = {}
-    for name in EXPERIMENTS:
-        path = folder / f"{name}.json"
-        if not path.is_file():
-            continue
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            results[name] = {**result, **judged(EXPERIMENTS[name](), result["data"], result["model"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidParameterError(f"'{path}' is not the result of an experiment: {error}") from error
-    if not results:
+    paths = {name: folder / f"{name}.json" for name in EXPERIMENTS}
+    return {name: _read(path, EXPERIMENTS[name]()) for name, path in paths.items() if path.is_file()}
+
+
+def read_folders(folder: Path) -> dict[Path, dict[str, dict[str, Any]]]:
+    """Reads the results in a folder and in the folders inside it, one of each model.
+
+    Returns:
+        What ``read_results`` returns, by folder; only folders with results.
+
+    Raises:
+        InvalidParameterError: there is no result, or a file is not one.
+    """
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    found = {path: results for path in (folder, *inside) if (results := read_results(path))}
+    if not found:
         raise InvalidParameterError(f"there are no results of experiments in '{folder}'; run: selfspec experiments run")
-    return results
+    return found
+
+
+def _read(path: Path, experiment: Experiment) -> dict[str, Any]:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return {**result, **judged(experiment, result["data"], result["model"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidParameterError(f"'{path}' is not the result of an experiment: {error}") from error
 
 
 def _device(lab: Lab) -> torch.device:

@@ -20,6 +20,7 @@ from selfspec import Engine
 from selfspec.errors import UnsupportedModelError
 from selfspec.methods.api import KeptSet, Needs
 from selfspec.methods.testing import read_text
+from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.target import Target
 from selfspec_lab.experiments import reading
 from selfspec_lab.experiments.base import Data, Experiment
@@ -38,6 +39,7 @@ from selfspec_lab.experiments.reading import Reading, read_own_text, read_own_te
 from selfspec_lab.experiments.sampled import TEMPERATURE, write_in_turn
 from selfspec_lab.prompts import PROMPTS
 
+FIXTURES = Path(__file__).parents[3] / "tests" / "fixtures" / "gguf"
 LENGTH = 24
 
 
@@ -334,6 +336,17 @@ def test_a_small_run_of_claim_8(lab: Lab) -> None:
     cosines = [figures["cosine"] for figures in data["sets"].values()]
     assert cosines[0] > cosines[1] > cosines[2], "one sublayer skipped, half of them spread evenly, an exit half-way"
     assert cosines[3] > cosines[4]
+
+
+def test_a_quantised_file_is_measured_in_its_own_numbers() -> None:
+    lab = Lab(str(FIXTURES / "Q8_0.gguf"), device="cpu")
+    assert isinstance(lab.load("tiny")[0].get_output_embeddings(), LowBitLinear)
+    data = measured(CosineBound(BoundAmounts(1, 8, uniform=(), exits=(0.5,), clasp=(0.5,))), lab)
+    assert data["tokens"] == 3 * 8
+    for figures in data["sets"].values():
+        assert figures["counterexamples"] == 0
+        assert 0 < figures["accepted"] < figures["pairs"] == 24
+        assert 0.5 < figures["cosine"] < 1
 
 
 def test_a_small_run_of_claim_5(tmp_path: Path) -> None:

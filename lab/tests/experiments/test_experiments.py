@@ -17,7 +17,7 @@ from selfspec_lab.experiments import EXPERIMENTS, base, find_experiment
 from selfspec_lab.experiments.base import Data, Experiment
 from selfspec_lab.experiments.document import render_document
 from selfspec_lab.experiments.lab import Lab
-from selfspec_lab.experiments.store import read_results, run_experiment, save_result
+from selfspec_lab.experiments.store import find_kept, read_folders, run_experiment, save_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,28 +84,69 @@ def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     assert stored == result
     stored["data"]["numbers"] = [1, 2, 9]
     path.write_text(json.dumps(stored), encoding="utf-8")
-    results = read_results(tmp_path / "new")
-    assert results["growth"]["status"] == "holds"
-    page = render_document(results, tmp_path / "new", tmp_path / "docs" / "page.md")
-    assert "| 1 | [growth](#1-growth) | A Paper (fig. 1) | **holds** | 2 holds |" in page
+    folders = read_folders(tmp_path / "new")
+    assert folders[tmp_path / "new"]["growth"]["status"] == "holds"
+    page = render_document(folders, tmp_path / "docs" / "page.md")
+    assert "| 1 | [growth](#1-growth) | A Paper (fig. 1) | **holds** (2 holds) |" in page
     assert "| the last is above the first | holds | 9 against 1 |" in page
     assert "| two is two | holds, not counted | 2 |" in page
     assert "(../new/growth.png)" in page
     assert "quick, seed 0" in page
     path.write_text(json.dumps({**stored, "model": "another"}), encoding="utf-8")
-    unfit = read_results(tmp_path / "new")
-    assert unfit["growth"]["status"] == "not applicable"
-    assert "it counts backwards" in render_document(unfit, tmp_path / "new", tmp_path / "docs" / "page.md")
+    unfit = read_folders(tmp_path / "new")
+    assert unfit[tmp_path / "new"]["growth"]["status"] == "not applicable"
+    assert "it counts backwards" in render_document(unfit, tmp_path / "docs" / "page.md")
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_a_page_has_a_column_for_each_folder_of_results(tmp_path: Path) -> None:
+    growth = Growth()
+    result = run_experiment(growth, Lab(quick=True))
+    for model in ("one", "folder/other.gguf"):
+        save_result(growth, {**result, "model": model}, tmp_path / "results" / Path(model).stem)
+    (tmp_path / "results" / "empty").mkdir()
+    page = render_document(read_folders(tmp_path / "results"), tmp_path / "page.md")
+    assert "| | claim | source | one | other.gguf |" in page
+    assert page.count("## 1. growth") == 1, "the claim once"
+    assert "**one: undecided.**" in page
+    assert "(results/other/growth.png)" in page
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_a_run_goes_on_after_what_it_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, growth = Lab(quick=True), Growth()
+    assert find_kept(growth, lab, tmp_path) is None
+    result = run_experiment(growth, lab)
+    clean = {**result, "stamp": {**result["stamp"], "dirty": False}}
+    monkeypatch.setattr("selfspec_lab.experiments.store.make_stamp", lambda _: clean["stamp"])
+    save_result(growth, clean, tmp_path)
+    kept = find_kept(growth, lab, tmp_path)
+    assert kept is not None
+    assert kept["data"] == clean["data"]
+    for other in (Lab(), Lab(quick=True, seed=1), Lab("another", quick=True)):
+        assert find_kept(growth, other, tmp_path) is None
+    ran: list[str] = []
+    monkeypatch.setattr(Growth, "measure", lambda *_: ran.append("growth"))
+    arguments = ["experiments", "run", "growth", "--quick", "--dirty", "--out", str(tmp_path)]
+    again: Any = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0, again.output
+    assert not ran
+    assert "measured already" in again.output
+    for change in ({"dirty": True}, {"commit": "another"}, {"threads": 99}):
+        monkeypatch.setattr(
+            "selfspec_lab.experiments.store.make_stamp", lambda _, now=change: {**clean["stamp"], **now}
+        )
+        assert find_kept(growth, lab, tmp_path) is None
 
 
 @pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"data": {}}'])
 def test_what_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(InvalidParameterError, match="there are no results of experiments"):
-        read_results(tmp_path)
+        read_folders(tmp_path)
     (tmp_path / "growth.json").write_text(content)
     with pytest.raises(InvalidParameterError, match=r"growth\.json' is not the result"):
-        read_results(tmp_path)
+        read_folders(tmp_path)
 
 
 @pytest.mark.usefixtures("only_ours")
