@@ -24,18 +24,21 @@ class Order(NamedTuple):
 
 
 def claimed_order(table: Table) -> list[Order]:
-    """The pairs of methods that are in one order on all models of the paper.
+    """The pairs of methods that are in one order on all models of the paper; none of a picture without numbers.
 
     Plain decoding is one of the methods. A method's speedup on a model is the overall one, or the mean over the tasks.
     """
     if table.order:
         return [Order(first, second, None) for first, second in table.order]
-    speeds = {
+    speeds: dict[str, list[float | None]] = {
         label: [_overall(table, label, index) for index in range(len(table.models))] for label in table.methods
     } | {PLAIN: [1.0] * len(table.models)}
     orders = []
     for one, other in combinations(speeds, 2):
-        ratios = [math.log(mine / theirs) for mine, theirs in zip(speeds[one], speeds[other], strict=True)]
+        each = list(zip(speeds[one], speeds[other], strict=True))
+        ratios = [math.log(mine / theirs) for mine, theirs in each if mine is not None and theirs is not None]
+        if len(ratios) < len(each):
+            continue
         if all(ratio > 0 for ratio in ratios):
             orders.append(Order(one, other, statistics.fmean(ratios)))
         elif all(ratio < 0 for ratio in ratios):
@@ -43,13 +46,14 @@ def claimed_order(table: Table) -> list[Order]:
     return orders
 
 
-def _overall(table: Table, label: str, index: int) -> float:
+def _overall(table: Table, label: str, index: int) -> float | None:
     model = table.models[index]
     overall = table.reported(model, label, -1, "speedup")
     if overall is not None:
         return overall
     cells = [table.reported(model, label, column, "speedup") for column in range(len(table.tasks))]
-    return statistics.fmean(cell for cell in cells if cell is not None)
+    known = [cell for cell in cells if cell is not None]
+    return statistics.fmean(known) if known else None
 
 
 def judge_table(table: Table, figures: Figures, *, applies: bool) -> list[Check]:

@@ -1,6 +1,7 @@
 """Renders a measured table in the paper's layout: paper / here, clock / here, paper's machine; then what it decides."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,15 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def render_page(folders: Iterable[Path]) -> str:
-    """One page about several measured tables."""
-    parts = ["# The papers' tables, measured here", HEAD, RULE]
-    return "\n\n".join([*parts, *(table_result(folder)[0].rstrip() for folder in folders)]) + "\n"
+    """One page about several measured tables, which begins with what each decides."""
+    texts, results = zip(*map(table_result, folders), strict=True)
+    overview = ["| table | model | status | parts |", "| --- | --- | --- | --- |"]
+    for result in results:
+        table, counted = find_table(result["table"]), [each["status"] for each in result["checks"] if each["counts"]]
+        parts = ", ".join(f"{count} {status}" for status, count in Counter(counted).items())
+        overview.append(f"| {table.paper}, {table.place} | {result['model']} | **{result['status']}** | {parts} |")
+    head = ["# The papers' tables, measured here", HEAD, RULE, "\n".join(overview)]
+    return "\n\n".join([*head, *(text.rstrip() for text in texts)]) + "\n"
 
 
 def _about(table: Table, model: Reported, description: Mapping[str, Any], runs: Sequence[Run]) -> str:

@@ -81,6 +81,7 @@ def test_the_order_that_a_paper_claims_is_that_on_all_of_its_models() -> None:
     swift = {(order.first, order.second): order.effect for order in claimed_order(find_table("swift-2"))}
     assert swift["SWIFT", PLAIN] == pytest.approx(math.log(1.41 * 1.34 * 1.48) / 3)
     assert Order("DEL", "DEL-E", None) in claimed_order(find_table("del-3"))
+    assert claimed_order(find_table("knapspec-3")) == [], "a picture without numbers"
 
 
 def test_texts_come_from_the_folder_the_hub_or_the_user(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from selfspec.planning.allowance import (
     Pace,
     PlanningTime,
     RoundOverhead,
-    SharedRound,
     Trust,
     faded,
     stake,
@@ -142,10 +141,9 @@ class AutoDrafter(Drafter):
             planned.seconds = None
         return draft
 
-    def plan_nothing(self, plain: Draft, shared: SharedRound) -> Draft:
-        """A round of plain decoding in a batch, of a request for which no draft could pay."""
-        self._round = Round(2, 1, (), (), None, shared)
-        return plain
+    def plan_nothing(self, planned: Round) -> None:
+        """A round of plain decoding in a batch for whose requests no draft could pay; they share ``planned``."""
+        self._round = planned
 
     def layers_may_gain(self, least: float) -> bool:
         """Whether layers promise at least this acceptance rate."""

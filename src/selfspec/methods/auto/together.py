@@ -70,19 +70,16 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     if len(drafters) == 1:
         return [drafters[0].plan()]
     batch = _Batch(len(drafters), drafters[0].verify_costs, host or HostTime())
-    values, layered = batch.values_of(drafters), list[AutoDrafter]()
+    values, layered = list[float](), list[AutoDrafter]()
     sought = batch.costs.doubt <= UNKNOWN and batch.host.allowance.allows(batch.count)
     if sought:
-        layered = _may_draft_layers(drafters, batch)
+        values, layered = batch.values_of(drafters), _may_draft_layers(drafters, batch)
         sought = bool(layered) or batch.least_row <= LIKELIEST * batch.host.trust.value * max(values)
     shared = SharedRound(batch, batch.costs, batch.host, sought=sought)
     verify = batch.verify
     if not sought:
-        plain_step = plain_draft(verify)
-        times = None if batch.host.allowance.knows(batch.count) else _FIRST_ROUNDS - 1
-        again = [_repeated(plain_step, times) for _ in drafters]
-        plains = [replace(plain_step, follow=follow) for follow in again]
-        return [drafter.plan_nothing(own, shared) for drafter, own in zip(drafters, plains, strict=True)]
+        rounds = None if batch.host.allowance.knows(batch.count) else _FIRST_ROUNDS
+        return _plan_nothing(drafters, verify, shared, rounds)
     run = _Run(batch)
     for drafter, value in zip(drafters, values, strict=True):
         drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share, value=value))
@@ -96,9 +93,21 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     return [drafts[drafter] for drafter in drafters]
 
 
-def _repeated(step: NoDraft, times: int | None) -> Follow:
-    """Follows a step by ``times`` of the same; without end for ``None``."""
-    steps = repeat(step) if times is None else repeat(step, times)
+def _plan_nothing(
+    drafters: Sequence[AutoDrafter], verify: CostTable, shared: SharedRound, rounds: int | None
+) -> list[Draft]:
+    """Steps of plain decoding of all, followed by the same: ``rounds`` in all, or without end for ``None``."""
+    step, planned = plain_draft(verify), Round(len(drafters), 1, (), (), None, shared)
+    for drafter in drafters:
+        drafter.plan_nothing(planned)
+    if rounds is None:
+        return [replace(step, follow=lambda _: step)] * len(drafters)
+    return [replace(step, follow=_repeated(step, rounds - 1)) for _ in drafters]
+
+
+def _repeated(step: NoDraft, times: int) -> Follow:
+    """Follows a step by ``times`` of the same."""
+    steps = repeat(step, times)
     return lambda _: next(steps, None)
 
 
