@@ -90,6 +90,7 @@ def render_page(folders: Iterable[Path]) -> str:
     for result in results:
         table, counted = find_table(result["table"]), [each["status"] for each in result["checks"] if each["counts"]]
         parts = ", ".join(f"{count} {status}" for status, count in Counter(counted).items())
+        parts = parts or "one model decides nothing"
         overview.append(f"| {table.paper}, {table.place} | {result['model']} | **{result['status']}** | {parts} |")
     head = ["# The papers' tables, measured here", HEAD, RULE, "\n".join(overview)]
     return "\n\n".join([*head, *(text.rstrip() for text in texts)]) + "\n"
