@@ -1,6 +1,7 @@
 """Checks: the parts of a claim, each with its status, its figures, and the test that decided it."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,6 +86,12 @@ def conclude(checks: Sequence[Check]) -> Status:
     if "refuted" in found:
         return "refuted"
     return "holds" if all(status == "holds" for status in found) else "undecided"
+
+
+def tally(checks: Sequence[Mapping[str, Any]]) -> str:
+    """How many of the parts that count have each status, of checks as ``to_dict`` gives them; empty if none counts."""
+    counted = Counter(check["status"] for check in checks if check["counts"])
+    return ", ".join(f"{count} {status}" for status, count in counted.items())
 
 
 RULE = (

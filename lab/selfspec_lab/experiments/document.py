@@ -1,13 +1,12 @@
 """Renders ``docs/experiments.md``: claims, statuses, figures and pictures, from results in a folder."""
 
 import os
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selfspec_lab.bench.stamp import commit_text
-from selfspec_lab.checks import RULE
+from selfspec_lab.checks import RULE, tally
 from selfspec_lab.experiments.base import EXPERIMENTS
 from selfspec_lab.papers.costs import PAPER_MACHINES
 
@@ -58,8 +57,8 @@ def _model(result: Mapping[str, Any]) -> str:
 
 def _status(result: Mapping[str, Any]) -> str:
     """The status, and how many of the parts that count have each."""
-    counted = Counter(check["status"] for check in result["checks"] if check["counts"])
-    return f"**{result['status']}** ({', '.join(f'{count} {status}' for status, count in counted.items())})"
+    parts = tally(result["checks"])
+    return f"**{result['status']}**" + (f" ({parts})" if parts else "")
 
 
 def _section(name: str, folders: Mapping[Path, Results], page: Path) -> list[str]:

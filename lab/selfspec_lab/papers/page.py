@@ -1,7 +1,6 @@
 """Renders a measured table in the paper's layout: paper / here, clock / here, paper's machine; then what it decides."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.files import replace_file
 from selfspec_lab.bench.report.read import Run, read_run
 from selfspec_lab.bench.stamp import commit_text
-from selfspec_lab.checks import RULE, Check, conclude
+from selfspec_lab.checks import RULE, Check, conclude, tally
 from selfspec_lab.papers.claims import judge_table
 from selfspec_lab.papers.figures import PromptFigures, pooled, read_figures
 from selfspec_lab.papers.tables import FIGURES, Reported, Table, find_table
@@ -88,9 +87,7 @@ def render_page(folders: Iterable[Path]) -> str:
     texts, results = zip(*map(table_result, folders), strict=True)
     overview = ["| table | model | status | parts |", "| --- | --- | --- | --- |"]
     for result in results:
-        table, counted = find_table(result["table"]), [each["status"] for each in result["checks"] if each["counts"]]
-        parts = ", ".join(f"{count} {status}" for status, count in Counter(counted).items())
-        parts = parts or "one model decides nothing"
+        table, parts = find_table(result["table"]), tally(result["checks"]) or "one model decides nothing"
         overview.append(f"| {table.paper}, {table.place} | {result['model']} | **{result['status']}** | {parts} |")
     head = ["# The papers' tables, measured here", HEAD, RULE, "\n".join(overview)]
     return "\n\n".join([*head, *(text.rstrip() for text in texts)]) + "\n"
