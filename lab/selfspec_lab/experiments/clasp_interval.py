@@ -49,7 +49,7 @@ class Amounts:
 
 
 _QUICK = Amounts(1, 48, (1, 8, 64), (0.125, SKIPPED, 0.875), widening=2)
-_FULL = Amounts(7, 144, (1, 4, 16, 64, 128), (0.125, 0.25, SKIPPED, 0.75, 0.875))
+_FULL = Amounts(7, 128, (1, 4, 16, 64), (0.125, 0.25, SKIPPED, 0.75, 0.875))
 
 
 @register

@@ -42,14 +42,14 @@ class Amounts:
         widen: factor by which the timed model is widened.
     """
 
-    prompts: int = 10
-    max_new_tokens: int = 80
+    prompts: int = 7
+    max_new_tokens: int = 64
     omegas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, checks.OMEGA, 1.0)
     timed_omegas: tuple[float, ...] = (0.5, checks.OMEGA, 1.0)
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 18)
     timed_prompts: int = 7
     timed_tokens: int = 48
-    repeats: int = 2
+    repeats: int = 1
     widen: int = TIMED_WIDENING
 
 

@@ -41,11 +41,11 @@ class Amounts:
         widen: factor by which the timed models are widened.
     """
 
-    prompts: int = 10
+    prompts: int = 7
     max_new_tokens: int = 64
     timed_prompts: int = 7
     timed_tokens: int = 48
-    repeats: int = 2
+    repeats: int = 1
     widen: int = TIMED_WIDENING
 
 

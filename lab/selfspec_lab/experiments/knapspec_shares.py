@@ -48,7 +48,7 @@ class Amounts:
         pretended: contexts beyond the model's, ascending, whose attention latency is used.
     """
 
-    contexts: tuple[int, ...] = (128, 512, 1024, 1900)
+    contexts: tuple[int, ...] = (128, 512, 1900)
     documents: int = 21
     pretended: tuple[int, ...] = (8192, 32768)
 

@@ -1,6 +1,5 @@
 """Claim 7, fourth part: pruning at a cosine of 0.5 loses nothing (KnapSpec, figure 4)."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from selfspec.methods.api import Prefill
 from selfspec.methods.knapsack import fill_table, integer_weights
 from selfspec.methods.knapspec import KnapSpec
+from selfspec.methods.skipping import first_free
 from selfspec_lab.checks import Check, compare
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.knapspec_scene import (
@@ -55,9 +55,9 @@ class Amounts:
         context: tokens per source.
     """
 
-    thresholds: tuple[float, ...] = (OFF, 0.0, CHOSEN, 0.75, 0.9, 0.95, 0.98)
+    thresholds: tuple[float, ...] = (OFF, CHOSEN, 0.75, 0.9, 0.98)
     prompts: int = 6
-    documents: int = 6
+    documents: int = 3
     context: int = 512
 
 
@@ -91,29 +91,17 @@ def measure(lab: Lab, amounts: Amounts) -> Data:
 
 @torch.inference_mode()
 def count_states(method: KnapSpec, prefilled: Prefill) -> int:
-    """Number of states that the dynamic program keeps, summed over the tables after each sublayer.
-
-    The table after a sublayer is that of a program which ends there; every sublayer runs once.
-    """
+    """Number of states that the dynamic program keeps, summed over the sublayers."""
     layers = method.target.layer_count
     branches = prefilled.probe.branches(_rows(method, prefilled), method.selection_rows)
     references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
     weights = integer_weights(method.profile.attention(prefilled.probe.committed), method.profile.mlp)
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
-    computed: dict[int, torch.Tensor] = {}
-
-    def run(index: int, states: torch.Tensor) -> torch.Tensor:
-        """Runs a sublayer after the first layer over all states, once; later tables reuse the result."""
-        if index not in computed:
-            computed[index] = branches.run(index + 2, states)
-        return computed[index]
-
-    threshold = method.settings.similarity_threshold
-    tables = (
-        fill_table(references[: last + 1], items[:last], budget, threshold, run) for last in range(1, len(items) + 1)
+    table = fill_table(
+        references, items, budget, method.settings.similarity_threshold, branches.run, first=first_free(True)
     )
-    return sum(int((table.similarities > -math.inf).sum()) for table in tables)
+    return sum(table.entries)
 
 
 def judge(data: Data) -> Sequence[Check]:

@@ -97,7 +97,7 @@ class SwiftAblation(Experiment):
 
     def measure(self, lab: Lab) -> Data:
         """Searches a set for each domain, then counts the drafts of all variants and times some of them."""
-        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 7, 32, 1, 16, 1), Amounts(10, 10, 64, 7, 40, 2))
+        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 7, 32, 1, 16, 1), Amounts(6, 7, 64, 7, 32, 1))
         writer = lab.engine(self.model, "suffix")
         target = Target(lab.load(self.model, widen=TIMED_WIDENING)[0])
         data: Data = {}

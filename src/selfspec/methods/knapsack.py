@@ -48,6 +48,8 @@ class Table:
     """Float32 ``[budget + 1]`` on the host, mean cosine to the target's; ``-inf`` for entries that do not exist."""
     skips: torch.Tensor
     """Bool ``[n, budget + 1]`` on the host, whether the entry of this weight after this sublayer skips it."""
+    entries: tuple[int, ...]
+    """Number of entries that exist after each sublayer."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def fill_table(
         exact: whether sublayers run on the weights that gave ``X``.
     """
     used, states = [0], references[:1]
+    entries = []
     similarities = torch.zeros(budget + 1)
     skips = torch.zeros((len(weights), budget + 1), dtype=torch.bool)
     for index, weight in enumerate(weights):
@@ -122,7 +125,8 @@ def fill_table(
         similarities[~exists] = -math.inf
         states = _chosen(ran, used, states, moved, exists & skips[index], exists & ~skips[index])
         used = exists.nonzero().flatten().tolist()
-    return Table(tuple(used), states, similarities, skips)
+        entries.append(len(used))
+    return Table(tuple(used), states, similarities, skips, tuple(entries))
 
 
 def _run_entries(
