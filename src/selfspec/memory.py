@@ -1,5 +1,6 @@
 """Peak memory of a request, the memory that is available, and memory in large pages."""
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -28,6 +29,12 @@ class PeakMemory:
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return _peak_resident_bytes()
+
+
+def release_freed_memory() -> None:
+    """Returns memory that was freed to the system, which would otherwise keep its peak; only glibc can."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -159,7 +159,7 @@ def save_family(
             before them.
         leave_out: settings and tensors that the file does not get.
         tensors: further tensors, or others.
-        quantised: type of all matrices but routers; everything else is float32.
+        quantised: type of all matrices but routers whose inputs are whole blocks; everything else is float32.
     """
     config: Any = model.config
     name = _NEWER.get(config.model_type) or gguf.MODEL_ARCH_NAMES[_architecture(config)]
@@ -178,6 +178,7 @@ def save_family(
             is_matrix = is_matrix and not any(
                 part in tensor for part in ("gate_inp", "conv", "ssm_a", "ssm_d", "ssm_norm")
             )
+            is_matrix = is_matrix and numbers.shape[-1] % gguf.GGML_QUANT_SIZES[quantised][0] == 0
             kind = quantised if is_matrix else GGMLQuantizationType.F32
             blocks = quantise_k(numbers, kind.name) if kind.name.endswith("_K") else quants.quantize(numbers, kind)
             writer.add_tensor(tensor, blocks, raw_dtype=kind)

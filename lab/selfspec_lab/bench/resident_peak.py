@@ -1,12 +1,12 @@
 """Peak memory of one run in a process that runs many."""
 
 import contextlib
-import ctypes
 import gc
 from pathlib import Path
 
 import torch
 
+from selfspec.memory import release_freed_memory
 from selfspec_lab.measuring import PeakMemory
 
 
@@ -26,7 +26,7 @@ class ResidentPeak:
         self._peak = PeakMemory(device)
         self._resettable = device.type != "cuda"
         if self._resettable:
-            _release_freed_memory()
+            release_freed_memory()
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
@@ -34,12 +34,6 @@ class ResidentPeak:
         """The peak so far, in bytes."""
         high_water = _high_water_bytes() if self._resettable else None
         return self._peak.peak_bytes() if high_water is None else high_water
-
-
-def _release_freed_memory() -> None:
-    """Returns freed memory to the system; only glibc can."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _high_water_bytes() -> int | None:

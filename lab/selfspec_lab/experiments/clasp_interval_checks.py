@@ -7,13 +7,16 @@ from statistics import fmean, median
 from typing import Any
 
 from selfspec.types import Generation
-from selfspec_lab.checks import Check, compare
+from selfspec_lab.checks import Check, compare, not_applicable
 from selfspec_lab.experiments.trials import CLOCK, MACHINE
 from selfspec_lab.papers.costs import PAPER_MACHINES, roofline_cost
 from selfspec_lab.replay import plain_seconds, played, replayed_seconds
 
 SELECTION_STEPS = 0.14 / 0.1
 """What a selection takes in the paper, in steps: 0.14 seconds against 0.1 of a verification (section 5.1)."""
+
+FALLS_PAST = 128
+"""Rounds between selections from which on speed falls in the paper (section 5.3.2)."""
 
 Sweep = Mapping[str, Mapping[str, Any]]
 """By value of a setting the figures of its outputs."""
@@ -61,22 +64,30 @@ def find_peak(sweep: Sweep, name: str) -> Peak:
     )
 
 
-def lies_inside(sweep: Sweep, what: str, unit: str) -> list[Check]:
+def lies_inside(sweep: Sweep, what: str, unit: str, *, unable: str = "") -> list[Check]:
     """Figures 4a and 4b: the speed rises and then falls.
 
     Args:
         sweep: as for ``find_peak``.
         what: name of the swept quantity.
         unit: unit of its values.
+        unable: why the sweep cannot show a fall; empty if it can.
     """
     return [
-        _beats_end(sweep, end, what, unit, name, where)
+        _beats_end(sweep, end, what, unit, name, where, unable if end else "")
         for name, where in (("machine", MACHINE), ("speedups", CLOCK))
         for end in (0, 1)
     ]
 
 
-def _beats_end(sweep: Sweep, end: int, what: str, unit: str, name: str, where: str) -> Check:
+def never_falls(rounds: int) -> str:
+    """Why texts of this many rounds cannot show that speed falls with the interval; empty if they can."""
+    if rounds > FALLS_PAST:
+        return ""
+    return f"in the paper speed falls past {FALLS_PAST} rounds, and these texts have up to {rounds}"
+
+
+def _beats_end(sweep: Sweep, end: int, what: str, unit: str, name: str, where: str, unable: str) -> Check:
     """Whether the picks are faster than one end of the sweep, on the prompts on which they ran other rounds."""
     peak = find_peak(sweep, name)
     value = peak.ends[end]
@@ -86,12 +97,18 @@ def _beats_end(sweep: Sweep, end: int, what: str, unit: str, name: str, where: s
         if pick == value or sweep[pick]["trials"][index]["trace"] != sweep[value]["trials"][index]["trace"]
     ]
     side = "smallest" if end == 0 else "largest"
-    return compare(
-        f"the best {what} is faster than the {side}, {where}",
-        gains,
+    statement = f"the best {what} is faster than the {side}, {where}"
+    figure = (
         f"best {median(sweep[peak.best][name]):.2f} times plain decoding at {peak.best} {unit}, {side} "
         f"{median(sweep[value][name]):.2f} at {value}; picked on the other half of the prompts: "
-        f"{' and '.join(sorted({*peak.picks}, key=int))}",
+        f"{' and '.join(sorted({*peak.picks}, key=int))}"
+    )
+    if unable:
+        return not_applicable(statement, f"{unable}; {figure}")
+    return compare(
+        statement,
+        gains,
+        figure,
         what="log of the ratio of speeds",
         same=len(peak.picks) - len(gains),
         counts=where == MACHINE,

@@ -209,7 +209,14 @@ def sweep(**speedups: list[float]) -> dict[str, Any]:
 
 
 def interval_data(intervals: dict[str, Any], skipped: dict[str, Any]) -> Data:
-    return {"layers": 16, "prompts": 2, "max_new_tokens": 80, "rounds": 30, "intervals": intervals, "skipped": skipped}
+    return {
+        "layers": 16,
+        "prompts": 2,
+        "max_new_tokens": 300,
+        "rounds": 150,
+        "intervals": intervals,
+        "skipped": skipped,
+    }
 
 
 def test_what_claim_5_comes_to() -> None:
@@ -236,6 +243,14 @@ def test_intervals_longer_than_the_texts_are_the_same_program() -> None:
     checks = ClaspInterval().judge(interval_data(same, same))
     assert [checks[index].status for index in (1, 3)] == ["not applicable"] * 2
     assert "2 prompts left out" in checks[1].figure
+
+
+def test_short_texts_cannot_show_that_speed_falls_with_the_interval() -> None:
+    swept = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at64=[1.1, 1.2])
+    checks = ClaspInterval().judge({**interval_data(swept, swept), "rounds": 128})
+    assert [checks[index].status for index in (1, 3)] == ["not applicable"] * 2
+    assert checks[1].figure.startswith("in the paper speed falls past 128 rounds, and these texts have up to 128; best")
+    assert checks[6].status != "not applicable", "layers"
 
 
 def test_the_peak_of_a_sweep() -> None:

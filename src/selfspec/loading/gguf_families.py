@@ -61,13 +61,6 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     return config
 
 
-def has_row(metadata: Mapping[str, Any]) -> bool:
-    """Whether the family of a file has a row of the table of families; else its weights become numbers of the dtype."""
-    if str(metadata.get("general.architecture")) not in FAMILIES:
-        return True
-    return _choose_family(Settings(metadata)).model_type in ROWS
-
-
 def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
     kind = metadata.get("general.type", "model")
     if not isinstance(kind, str) or kind != "model":

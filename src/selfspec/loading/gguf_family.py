@@ -65,6 +65,7 @@ class GgufFamily:
         rms: norms divide by a root of mean squares, and subtract no mean.
         modules: names in GGUF by those of modules in transformers, where it differs from others.
         interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
+        whole: last names of modules whose weights its code reads by itself, so that they are numbers of the dtype.
         in_turns: parameters of experts have gate and up of an entry side by side.
         transposed: what the names of modules have whose weights have inputs before outputs; empty for none.
         norms_plus_one: files have one added to the weights of norms.
@@ -88,6 +89,7 @@ class GgufFamily:
     rms: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
+    whole: frozenset[str] = frozenset()
     in_turns: bool = False
     transposed: str = ""
     norms_plus_one: bool = False

@@ -344,7 +344,13 @@ _JAMBA = {
 _GRANITE_HYBRID = {
     **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
 }
-_RECURRENT: dict[str, Any] = {"norm": "layer_norm_epsilon", "modules": _MAMBA, "attends": False, "rotates": False}
+_RECURRENT: dict[str, Any] = {
+    "norm": "layer_norm_epsilon",
+    "modules": _MAMBA,
+    "whole": frozenset({"dt_proj", "embeddings", "lm_head"}),
+    "attends": False,
+    "rotates": False,
+}
 _NEMOTRON_H = {
     **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
     **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
@@ -367,7 +373,7 @@ FALCON_MAMBA = GgufFamily("falcon_mamba", _mamba, **_RECURRENT)
 HYBRIDS = {
     "mamba": GgufFamily("mamba", _mamba, **_RECURRENT),
     "mamba2": GgufFamily("mamba2", _mamba2, **_RECURRENT),
-    "jamba": GgufFamily("jamba", _jamba, modules=_JAMBA, rotates=False, varies=True),
+    "jamba": GgufFamily("jamba", _jamba, modules=_JAMBA, whole=frozenset({"dt_proj"}), rotates=False, varies=True),
     "granitehybrid": GgufFamily(
         "granitemoehybrid", _granite_hybrid, modules=_GRANITE_HYBRID, interleaved=True, varies=True
     ),
@@ -383,7 +389,14 @@ HYBRIDS = {
     "falcon-h1": GgufFamily("falcon_h1", _falcon_h1, modules=_FALCON_H1),
     **dict.fromkeys(
         ("nemotron_h", "nemotron_h_moe"),
-        GgufFamily("nemotron_h", _nemotron_h, norm="layer_norm_epsilon", modules=_NEMOTRON_H, varies=True),
+        GgufFamily(
+            "nemotron_h",
+            _nemotron_h,
+            norm="layer_norm_epsilon",
+            modules=_NEMOTRON_H,
+            whole=frozenset({"experts"}),
+            varies=True,
+        ),
     ),
 }
 """Families with recurrent states, by ``general.architecture``."""

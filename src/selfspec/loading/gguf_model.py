@@ -3,6 +3,7 @@
 import importlib
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
 from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.gguf_early import EarlyLayout
-from selfspec.loading.gguf_families import has_row, read_config
+from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_head import GgufHead
+from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_tensors import Source, find_parameters, stored_values
 from selfspec.loading.gguf_tokenizer import read_tokenizer
 from selfspec.loading.without_weights import build_on_meta
@@ -33,7 +35,13 @@ if TYPE_CHECKING:
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTISED_DTYPE = torch.bfloat16
-_EMBEDDINGS = ("Embedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
+_LINEARS = ("Linear", "Conv1D", "FalconLinear")
+"""Classes of layers that can have weights of few bits: they multiply rows with them, and may add a bias."""
+
+_EMBEDDINGS = (
+    "Embedding",
+    *(f"{name}ScaledWordEmbedding" for name in ("Gemma2Text", "Gemma3Text", "Gemma4Text", "MiniCPM3")),
+)
 """Classes of embeddings that can have a table of few bits: they look rows up, and may scale them."""
 
 _EXPERTS, _GATE_UP, _DOWN = ".experts", "gate_up_proj", "down_proj"
@@ -54,10 +62,9 @@ def read_gguf(
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """The model in a GGUF file, on the CPU in eval mode, and its tokenizer.
 
-    Matrices keep the file's own numbers where ``packed``: unless these are of the dtype, linear layers and embedding
+    Matrices keep the file's own numbers where ``packed``: unless these are of the dtype, linear layers and embeddings
     become low-bit modules, whose tiles are laid out from the mapped file. Its pages are given back as they have been
-    read. Other weights, and all where not ``packed`` or of a family without a row, are numbers of the dtype. Nothing is
-    written to disk.
+    read. Other weights, and all where not ``packed``, are numbers of the dtype. Nothing is written to disk.
 
     Args:
         path: the file, or a part of a split one.
@@ -74,9 +81,7 @@ def read_gguf(
         check_file(expected, path)
     with GgufFile.open(path) as file:
         no_kernels, available = _why_no_kernels(), available_bytes()
-        with naming(f"cannot load '{path}'"):
-            unpacks = packed and not has_row(file.metadata)
-        packed = packed and no_kernels is None and not unpacks
+        packed = packed and no_kernels is None
         chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file, packed=packed)
         keeps = packed and chosen in DTYPES
         kept = {name: tensor for name, tensor in file.tensors.items() if keeps and _own_form(tensor, chosen)}
@@ -88,7 +93,7 @@ def read_gguf(
                 head = GgufHead.find(file, model, lambda tensor: _values(tensor, no_kernels))
             filling = _Filling(model, file, sources, chosen, early if keeps else None, no_kernels)
             filling.check_memory(available)
-            if unpacks:
+            if packed:
                 filling.warn()
             tokenizer = read_tokenizer(file)
             with torch.inference_mode(mode=False), torch.no_grad():
@@ -103,7 +108,7 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
     """The config of the model in a GGUF file, with the dtype that ``auto`` means."""
     with GgufFile.open(path) as file, naming(f"cannot load '{path}'"):
         config = read_config(file.metadata, file.tensors)
-        config.dtype = auto_dtype(file, packed=has_row(file.metadata))
+        config.dtype = auto_dtype(file, packed=True)
         return config
 
 
@@ -142,6 +147,7 @@ class _Filling:
         self._model, self._file, self._sources, self._dtype = model, file, sources, dtype
         self._modules = dict(model.named_modules())
         self._early, self._no_kernels = early, no_kernels
+        self._whole = {_EXPANDING, *BY_MODEL_TYPE[model.config.model_type].whole}
         self._forms = {name: form for name in sources if early and (form := self._find_form(name)) is not None}
 
     def check_memory(self, available: int | None) -> None:
@@ -162,16 +168,23 @@ class _Filling:
         return needed
 
     def warn(self) -> None:
-        """Says that weights of few bits do not keep their numbers, though they should."""
-        if any(tensor.type not in _PLAIN for tensor in self._file.tensors.values()):
-            dtype = str(self._dtype).removeprefix("torch.")
+        """Says which weights of few bits do not keep their numbers, though they should."""
+        names = [name for name in self._sources if self._is_unpacked(name)]
+        if names:
+            values, dtype = stored_values(self._model), str(self._dtype).removeprefix("torch.")
+            size = sum(values[name].numel() for name in names) * self._dtype.itemsize
             warnings.warn(
-                f"the weights of '{self._file.path}' are unpacked to {dtype} and take {self._bytes() / 1e6:,.1f} MB, "
-                f"since a '{self._model.config.model_type}' model runs by transformers' "
-                "own modules",
+                f"{len(names)} of the weights of '{self._file.path}', as {names[0]}, are unpacked to {dtype} and take "
+                f"{size / 1e6:,.1f} MB, since no kernel computes what a '{self._model.config.model_type}' model does "
+                "with them",
                 SelfSpecWarning,
                 stacklevel=5,
             )
+
+    def _is_unpacked(self, name: str) -> bool:
+        """Whether a parameter has few bits in the file, and becomes numbers of the dtype."""
+        few = any(self._file.tensors[tensor].type not in _PLAIN for tensor in self._sources[name].tensors)
+        return few and name not in self._forms and name.split(".")[-2] != _EXPANDING
 
     def run(self) -> None:
         """Reads all parameters."""
@@ -186,11 +199,11 @@ class _Filling:
             elif path.endswith(_EXPERTS):
                 if kind == _GATE_UP:
                     self._replace(path, self._pack_experts(path, module))
-            elif module is embedding:
+            elif isinstance(module, nn.Embedding):
                 table = LowBitLinear(self._pack(name), None, self._dtype)
-                made = LowBitEmbedding(table, self._dtype, scale=getattr(embedding, "scalar_embed_scale", None))
-                model.set_input_embeddings(made.eval())
-                if is_tied:
+                scale = getattr(module, "scalar_embed_scale", None)
+                self._replace(path, LowBitEmbedding(table, self._dtype, scale=scale))
+                if module is embedding and is_tied:
                     model.set_output_embeddings(table.eval())
             else:
                 layer = LowBitLinear(self._pack(name), None, self._dtype)
@@ -209,14 +222,14 @@ class _Filling:
     def _find_form(self, name: str) -> PackedFormat | None:
         """The format in which a parameter stays; ``None`` where it becomes numbers of the dtype."""
         path, _, kind = name.rpartition(".")
+        if path.rpartition(".")[2] in self._whole:
+            return None
         if path.endswith(_EXPERTS):
             if kind not in (_GATE_UP, _DOWN):
                 return None
             forms = [self._form_of(f"{path}.{each}") for each in (_GATE_UP, _DOWN)]
             return forms[kind == _DOWN] if all(forms) and self._fit_tiles(path) else None
-        module = self._modules[path]
-        fits = type(module) is nn.Linear or type(module).__name__ in _EMBEDDINGS
-        fits = fits and not path.endswith(_EXPANDING)
+        fits = type(self._modules[path]).__name__ in (*_LINEARS, *_EMBEDDINGS)
         return self._form_of(name) if kind == "weight" and fits else None
 
     def _form_of(self, name: str) -> PackedFormat | None:
@@ -251,8 +264,13 @@ class _Filling:
     def _pack(self, name: str) -> PackedWeights:
         """The weights of a matrix in their own numbers."""
         source, form = self._sources[name], self._forms[name]
-        if self._early and source.rows is None and (early := self._early.take(*source.tensors)) is not None:
-            return early
+        packed = self._early.take(*source.tensors) if self._early and source.rows is None else None
+        packed = packed or self._pack_rows(source, form)
+        if source.inputs is None:
+            return packed
+        return replace(packed, order=torch.from_numpy(np.argsort(source.inputs)).int())
+
+    def _pack_rows(self, source: Source, form: PackedFormat) -> PackedWeights:
         tensors = [self._file.tensors[each] for each in source.tensors]
         rows = [tensor.data().reshape(tensor.shape[0], -1) for tensor in tensors]
         data = rows[0] if len(rows) == 1 else np.concatenate(rows)

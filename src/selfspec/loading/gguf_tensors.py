@@ -36,6 +36,7 @@ class Source:
             but one axis of a matrix.
         rows: the outputs of the tensors that the parameter has, in its order; ``None`` for all as they are.
         change: makes the parameter of these values.
+        inputs: the inputs of the tensors in the parameter's order; ``None`` for all as they are.
         in_turns: the parameter has one output of each tensor of experts in turns.
         transposed: the parameter has inputs before outputs.
         by_head: the tensors are what expands keys, ``[heads, latent, key]``, and values, ``[heads, value, latent]``.
@@ -44,6 +45,7 @@ class Source:
     tensors: tuple[str, ...]
     rows: Rows | None = None
     change: Callable[[Values], Values] | None = None
+    inputs: Rows | None = None
     in_turns: bool = False
     transposed: bool = False
     by_head: bool = False
@@ -63,7 +65,8 @@ class Source:
         else:
             joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
         chosen = joined if self.rows is None else np.take(joined, self.rows, axis)
-        changed = chosen if self.change is None else self.change(chosen)
+        placed = chosen if self.inputs is None else np.take(chosen, self.inputs, -1)
+        changed = placed if self.change is None else self.change(placed)
         return np.ascontiguousarray(changed.swapaxes(-1, -2)) if self.transposed else changed
 
     def count_used(self, outputs: list[int]) -> list[int]:
@@ -251,17 +254,15 @@ class _Finder:
         in_turns = self._family.in_turns and ".experts." in match["module"]
         is_bias, part = match["kind"] == "bias", self._family.transposed
         transposed = bool(part) and part in match["module"] and not is_bias
-        change = None if is_bias else self._find_change(module)
-        return Source(names, rows, change, in_turns, transposed, by_head=module == _EXPANDING and len(names) > 1)
+        change, inputs = (None, None) if is_bias else (self._find_change(module), self._inputs.get(module))
+        by_head = module == _EXPANDING and len(names) > 1
+        return Source(names, rows, change, inputs, in_turns, transposed, by_head=by_head)
 
     def _find_change(self, module: str) -> Callable[[Values], Values] | None:
         """What makes a module's parameter of the values of a file."""
         if self._family.norms_plus_one and module.endswith("norm") and module != _GATED_NORM:
             return subtract_one
-        if module == _DECAYS:
-            return _logarithms
-        order = self._inputs.get(module)
-        return None if order is None else lambda values: np.take(values, order, -1)
+        return _logarithms if module == _DECAYS else None
 
     def _find_tensors(
         self, block: str, module: str, kind: str | None, name: str

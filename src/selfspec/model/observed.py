@@ -84,7 +84,7 @@ class ObservedDecoder(Decoder):
     @property
     def like(self) -> torch.Tensor:
         """A tensor with the model's dtype, on the device where rows enter."""
-        return self.placement.like(next(self.skeleton.layers[0].parameters()))
+        return self.placement.like(self.skeleton.like)
 
     def _new_rows(self, tokens: torch.Tensor | None = None) -> Rows:
         """Rows of a fresh sequence with the observed tokens, or others, in whose cache are the keys that were seen."""

@@ -114,6 +114,7 @@ class Skeleton:
         layers: the decoder layers.
         kinds: what each layer keeps in a cache.
         cache_name: what the model calls its cache.
+        like: a weight of the model's dtype.
         carries: recurrent layers run several rows from the state before them.
         reads_tokens: layers are called with more of the tokens than the residual stream, as per-layer embeddings. Then
             ``calls`` are those of the last ``embed`` of the same rows.
@@ -130,6 +131,7 @@ class Skeleton:
         self.kinds = find_layers_of_cache(self.config, len(self.layers))
         self._takes = inspect.signature(type(model).forward).parameters.keys()
         self.cache_name = cache_name(type(model))
+        self.like = next(weight for weight in self.layers[0].parameters() if weight.is_floating_point())
         self._names = [tuple(inspect.signature(type(layer).forward).parameters)[1:] for layer in self.layers]
         self._lock = threading.Lock()
         self._at_layer: Callable[[int, LayerCall], Any] = lambda index, call: None
@@ -201,8 +203,7 @@ class Skeleton:
         """What each layer is called with for some rows, but for the residual stream."""
         if "calls" not in rows.memo:
             assert not self.reads_tokens, "the tokens of these rows were not embedded"
-            like = next(self.layers[0].parameters())
-            states = like.new_zeros(1, rows.count, self.config.hidden_size)
+            states = self.like.new_zeros(1, rows.count, self.config.hidden_size)
             self._lay_out(rows, inputs_embeds=states)
         calls: list[LayerCall] = rows.memo["calls"]
         return calls

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from selfspec.errors import InvalidParameterError, MissingPackageError, UnsupportedModelError
+from selfspec.memory import release_freed_memory
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.identity import shared_traits, weights_digest
@@ -344,6 +345,7 @@ class Target:
         self.version += 1
         if isinstance(self.decoder, ObservedDecoder):
             prove(self.decoder, self._prepared)
+            release_freed_memory()  # states of recurrent layers after each row are large
         blocks = [each for each in self.sublayers if isinstance(each, FusedBlock)]
         products = [each for block in blocks for each in block.products]
         self.reading = choose_reading([each for each in products if isinstance(each, CompiledProduct)])
