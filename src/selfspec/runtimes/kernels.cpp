@@ -36,6 +36,7 @@ template <class T> constexpr long most_attending() {
 
 }  // namespace
 
+#include "delta_net.h"
 #include "grids.h"
 #include "layout.h"
 
@@ -66,6 +67,11 @@ extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scale
     extern "C" void unpack_##SUFFIX(const Linear* linear, const int64_t* rows, T* out, long count, long k,             \
                                     int threads) {                                                                     \
         unpack<T>(*linear, rows, out, count, k, threads);                                                              \
+    }                                                                                                                  \
+    extern "C" void delta_net_##SUFFIX(const DeltaNet* net, const T* window, const T* gate, const T* beta,             \
+                                       const T* alpha, const float* state, float* const* states, long kept, T* out,    \
+                                       long rows, int threads) {                                                       \
+        run_delta_net<T>(*net, window, gate, beta, alpha, state, states, kept, out, rows, threads);                    \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" void draft_##SUFFIX(const Chain* chain) {                                                               \

@@ -36,7 +36,15 @@ from selfspec.runtimes.kernel_build import (
     refusal,
     usable_levels,
 )
-from selfspec.runtimes.structures import Linear, NativeCall, NativeChain, NativeHeadEntry, disagreements, read_layout
+from selfspec.runtimes.structures import (
+    Linear,
+    NativeCall,
+    NativeChain,
+    NativeDeltaNet,
+    NativeHeadEntry,
+    disagreements,
+    read_layout,
+)
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that have kernels, and how their functions' names end."""
@@ -217,6 +225,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
         "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2, c_int],
         "pack": [c_void_p, c_int, c_void_p, *[c_long] * 2, c_int],
+        "delta_net": [POINTER(NativeDeltaNet), *[c_void_p] * 5, POINTER(c_void_p), c_long, c_void_p, c_long, c_int],
         "forward": [POINTER(NativeCall), c_void_p, c_long],
         "draft": [POINTER(NativeChain)],
         "verify": [POINTER(NativeChain)],

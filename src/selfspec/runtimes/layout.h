@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "delta_net.h"
 #include "mtp.h"
 
 namespace {
@@ -44,6 +45,8 @@ constexpr Fact LAYOUT[] = {
     AT(LatentWeights, expanding), AT(LatentWeights, query_norm), AT(LatentWeights, latent_norm), AT(LatentWeights, rank),
     AT(LatentWeights, heads), AT(LatentWeights, key), AT(LatentWeights, value), AT(LatentWeights, turned),
     AT(LatentWeights, latent), AT(LatentWeights, halves), AT(LatentWeights, scale), AT(LatentWeights, layer),
+    SIZE(DeltaNet), AT(DeltaNet, conv), AT(DeltaNet, decay), AT(DeltaNet, bias), AT(DeltaNet, norm), AT(DeltaNet, epsilon),
+    AT(DeltaNet, key_heads), AT(DeltaNet, heads), AT(DeltaNet, key), AT(DeltaNet, value), AT(DeltaNet, taps),
     SIZE(View), AT(View, visible), AT(View, first), AT(View, window),
     SIZE(CosSin), AT(CosSin, cosine), AT(CosSin, sine), AT(CosSin, dim), AT(CosSin, is_float),
     SIZE(Part), AT(Part, caches), AT(Part, capacity), AT(Part, start), AT(Part, first_row), AT(Part, rows),

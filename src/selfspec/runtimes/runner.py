@@ -1,5 +1,6 @@
 """A model that runs at one precision: the two calls of a round, ``draft`` and ``verify``, and the forms on the CPU."""
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -24,6 +25,7 @@ from selfspec.runtimes.chain import (
     VerifiedRows,
     VerifyRequest,
 )
+from selfspec.runtimes.delta_net import compile_delta_net
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
@@ -158,6 +160,9 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
     Where kernels cannot be built it warns: each time if they were asked for, else once a process.
     """
     sublayers, rope = decoder.split(), decoder.new_rope()
+    if runtime == "auto" and isinstance(decoder, ObservedDecoder):
+        with contextlib.suppress(KernelBuildError):
+            sublayers = [compile_delta_net(each) for each in sublayers]
     if runtime == "eager" or isinstance(decoder, ObservedDecoder):
         return Runner(decoder, rope, sublayers, decoder.final_norm, decoder.head, compiled=False)
     sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]

@@ -114,6 +114,16 @@ class LatentWeights(Structure):
     )
 
 
+class NativeDeltaNet(Structure):
+    """A gated delta net; see ``delta_net.h``."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("conv", "decay", "bias", "norm")),
+        ("epsilon", c_float),
+        *((name, c_long) for name in ("key_heads", "heads", "key", "value", "taps")),
+    )
+
+
 class NativeSublayer(Structure):
     """A branch of a forward: attention, an MLP, a mixture of experts or attention to latents; the others are null."""
 
@@ -303,6 +313,7 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "MlpWeights": MlpWeights,
     "MixtureWeights": MixtureWeights,
     "LatentWeights": LatentWeights,
+    "DeltaNet": NativeDeltaNet,
     "Sublayer": NativeSublayer,
     "View": View,
     "CosSin": NativeCosSin,
