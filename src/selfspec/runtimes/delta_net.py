@@ -1,4 +1,4 @@
-"""Gated delta nets by a kernel (Qwen3-Next, Qwen3.5): the rows of a forward share the products, and keep all their states.
+"""Gated delta nets by a kernel (Qwen3-Next, Qwen3.5): the rows of a forward share the products and keep all states.
 
 Transformers' own module gives the state after its last row only, so that the rows of a verification would have to read
 its weights one by one.
