@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.observed import ObservedDecoder, random_tokens
-from selfspec.runtimes.delta_net import CompiledDeltaNet
+from selfspec.runtimes.recurrent import RecurrentBranch
 from selfspec.runtimes.runner import Runner
 
 _PROMPT, _STEPS, _ROWS = 8, 3, 4
@@ -25,7 +25,9 @@ _ROUNDED = 64
 def prove(decoder: ObservedDecoder, runner: Runner) -> None:
     """Compares prompt, cached steps, several rows and several sequences with the model's own.
 
-    In float32 on a CPU they are equal bit for bit, unless kernels of ours run some of its layers; then within rounding.
+    In float32 on a CPU they are equal bit for bit, unless recurrent layers run as ``RecurrentBranch``; then within
+    rounding.
+
     Trees are compared with the rows of their paths, within rounding; where these differ, ``decoder.tree_refusal`` says
     so, and only chains are drafted.
 
@@ -38,7 +40,7 @@ def prove(decoder: ObservedDecoder, runner: Runner) -> None:
 class _Proof:
     def __init__(self, decoder: ObservedDecoder, runner: Runner) -> None:
         self._decoder, self._runner = decoder, runner
-        self._has_own = any(isinstance(sublayer, CompiledDeltaNet) for sublayer in runner.sublayers)
+        self._has_own = any(isinstance(sublayer, RecurrentBranch) for sublayer in runner.sublayers)
         count = min(_PROMPT + _STEPS + _ROWS, decoder.context_limit)
         self._tokens = random_tokens(int(decoder.config.vocab_size), count, decoder.like.device)
         self._own_cache = DynamicCache(config=decoder.config)

@@ -31,6 +31,7 @@ from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
 from selfspec.runtimes.products import Function, compile_head
+from selfspec.runtimes.short_convolution import compile_short_convolution
 from selfspec.runtimes.stack import Stack, StackOutput
 
 
@@ -161,6 +162,7 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
     """
     sublayers, rope = decoder.split(), decoder.new_rope()
     if runtime == "auto" and isinstance(decoder, ObservedDecoder):
+        sublayers = [compile_short_convolution(each) for each in sublayers]
         with contextlib.suppress(KernelBuildError):
             sublayers = [compile_delta_net(each) for each in sublayers]
     if runtime == "eager" or isinstance(decoder, ObservedDecoder):

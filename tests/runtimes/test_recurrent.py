@@ -1,4 +1,4 @@
-"""Gated delta nets by the kernel: what transformers' modules compute, row by row, with all states kept."""
+"""Recurrent layers that run rows together: what transformers' modules compute row by row, with all states kept."""
 
 import copy
 from typing import Any
@@ -14,22 +14,30 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward, Rows, SequenceState
 from selfspec.model.observed import take_apart
 from selfspec.model.splitting import LayerPart
-from selfspec.runtimes.delta_net import CompiledDeltaNet, compile_delta_net
+from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.delta_net import compile_delta_net
+from selfspec.runtimes.recurrent import RecurrentBranch
+from selfspec.runtimes.short_convolution import compile_short_convolution
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
 
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+NETS, CONVOLUTIONS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("lfm2", "lfm2_moe")
+FAMILIES = NETS + CONVOLUTIONS
 LENGTH = 9
 
 
-def parts_of(model: Any) -> tuple[Decoder, LayerPart, CompiledDeltaNet]:
-    """A model taken apart, its first delta net by transformers' modules, and by the kernel."""
+def compiled_form(part: Sublayer) -> Sublayer:
+    return compile_short_convolution(compile_delta_net(part))
+
+
+def parts_of(model: Any) -> tuple[Decoder, LayerPart, RecurrentBranch]:
+    """A model taken apart, its first recurrent branch by transformers' modules, and as ours."""
     decoder = take_apart(model)
-    part = decoder.split()[0]
-    compiled = compile_delta_net(part)
+    part = next(part for part in decoder.split() if compiled_form(part) is not part)
+    compiled = compiled_form(part)
     assert isinstance(part, LayerPart)
-    assert isinstance(compiled, CompiledDeltaNet)
+    assert isinstance(compiled, RecurrentBranch)
     return decoder, part, compiled
 
 
@@ -41,11 +49,19 @@ def shaped(**changes: int) -> Any:
     return make(config, "qwen3_5_text")
 
 
+def biased() -> Any:
+    """An LFM2 model whose convolutions have biases."""
+    config: Any = copy.deepcopy(built("lfm2").config)
+    config.conv_bias = True
+    return make(config, "lfm2")
+
+
 SHAPES = {
     **{family: lambda family=family: built(family) for family in FAMILIES},
     "wide heads": lambda: shaped(key_head_dim=24, value_head_dim=64),
     "heads of values for each of keys": lambda: shaped(num_key_heads=2, num_value_heads=6, value_head_dim=48),
     "a longer convolution": lambda: shaped(conv_kernel_dim=6),
+    "biases": biased,
 }
 
 
@@ -78,34 +94,40 @@ def test_it_computes_what_transformers_computes(shape: str) -> None:
     assert (expected - states).abs().max() > 0.01, "the net changes the stream"
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_a_row_does_not_depend_on_the_rows_that_run_with_it(dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_the_rows_that_run_with_it(family: str, dtype: torch.dtype) -> None:
     """The products aside, which are torch's here."""
-    model = shaped(num_key_heads=2, num_value_heads=4, value_head_dim=64).to(dtype)
-    decoder, _, compiled = parts_of(model)
+    wide = {"num_key_heads": 2, "num_value_heads": 4, "value_head_dim": 64}
+    model = shaped(**wide) if family == "qwen3_5_text" else copy.deepcopy(built(family))
+    decoder, _, compiled = parts_of(model.to(dtype))
     streams = torch.randn(LENGTH, decoder.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
-    entered = compiled._project(compiled.norm(streams))
+    entered = compiled.enter(compiled.norm(streams))
     outputs, kept = [], []
     for rows in ([LENGTH], [1] * LENGTH, [2, 5, 2]):
         state, start, pieces = SequenceState(decoder.new_cache(LENGTH)), 0, []
         for count in rows:
             (own,) = forward_of(decoder, state, start, count).parts
-            pieces.append(compiled._run(own, *(each[start : start + count].contiguous() for each in entered)))
+            pieces.append(compiled.follow(own, *(each[start : start + count].contiguous() for each in entered)))
             start += count
             state.cache.length = start
         outputs.append(torch.cat(pieces))
         kept.append(state.cache.states.get(compiled.index, LENGTH - 1))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
-    for window, heads in kept[1:]:
-        assert torch.equal(window, kept[0][0])
-        assert torch.equal(heads, kept[0][1])
+    for state in kept[1:]:
+        assert all(map(torch.equal, tensors_of(state), tensors_of(kept[0])))
 
 
+def tensors_of(state: Any) -> list[torch.Tensor]:
+    return [state] if isinstance(state, torch.Tensor) else [*state]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
 @torch.inference_mode()
-def test_rows_that_are_dropped_leave_no_trace() -> None:
-    decoder, _, compiled = parts_of(built("qwen3_5_text"))
+def test_rows_that_are_dropped_leave_no_trace(family: str) -> None:
+    decoder, _, compiled = parts_of(built(family))
     states = torch.randn(LENGTH, decoder.hidden_size, generator=torch.Generator().manual_seed(2))
     expected = run(decoder, compiled, states, [4, 1, 4])[-4:]
     state = SequenceState(decoder.new_cache(LENGTH))
@@ -116,25 +138,27 @@ def test_rows_that_are_dropped_leave_no_trace() -> None:
     assert torch.allclose(compiled(states[5:], forward_of(decoder, state, 5, 4)), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
 @torch.inference_mode()
-def test_of_settled_rows_the_last_state_is_kept() -> None:
-    decoder, _, compiled = parts_of(built("qwen3_5_text"))
+def test_of_settled_rows_the_last_state_is_kept(family: str) -> None:
+    decoder, _, compiled = parts_of(built(family))
     state = SequenceState(decoder.new_cache(LENGTH))
     streams = torch.randn(LENGTH, decoder.hidden_size)
     compiled(streams, forward_of(decoder, state, 0, LENGTH, settled=True))
-    assert [slot for slot in range(LENGTH) if state.cache.states.get(compiled.index, slot)] == [LENGTH - 1]
+    assert [slot for slot in range(LENGTH) if state.cache.states.get(compiled.index, slot) is not None] == [LENGTH - 1]
     compiled(streams[:3], forward_of(decoder, state, 0, 3))
-    assert all(state.cache.states.get(compiled.index, slot) for slot in range(3))
+    assert all(state.cache.states.get(compiled.index, slot) is not None for slot in range(3))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", ["uniform", "suffix"])
+@pytest.mark.parametrize(
+    ("family", "method"), [*((family, "uniform") for family in FAMILIES), *((family, "suffix") for family in NETS)]
+)
 def test_every_method_writes_what_transformers_writes(family: str, method: str) -> None:
     model, texts = built(family), [prompt(12) * 2, prompt(30)]
     settings = {"skip_ratio": 0.3, "confidence_threshold": 0.0} if method == "uniform" else {}
     engine = Engine(model, method=method, settings=settings)
-    nets = [each for each in engine.target.sublayers if isinstance(each, CompiledDeltaNet)]
-    assert len(nets) == model.config.layer_types.count("linear_attention")
+    ours = [each for each in engine.target.sublayers if isinstance(each, RecurrentBranch)]
+    assert len(ours) == len(model.config.layer_types) - model.config.layer_types.count("full_attention") > 0
     found = engine.generate(texts, max_new_tokens=48, ignore_eos=True)
     for text, each in zip(texts, found, strict=True):
         ids = torch.tensor([text])
