@@ -13,22 +13,25 @@ from selfspec import Engine
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward, Rows, SequenceState
 from selfspec.model.observed import take_apart
+from selfspec.model.slots import find_layers_of_cache
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.delta_net import compile_delta_net
+from selfspec.runtimes.mamba2 import compile_mamba2
 from selfspec.runtimes.recurrent import RecurrentBranch
 from selfspec.runtimes.short_convolution import compile_short_convolution
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
 
-NETS, CONVOLUTIONS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("lfm2", "lfm2_moe")
-FAMILIES = NETS + CONVOLUTIONS
+NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+FAMILIES = (*NETS, "lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h", "mamba2")
+EACH = pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "granitemoehybrid"])
 LENGTH = 9
 
 
 def compiled_form(part: Sublayer) -> Sublayer:
-    return compile_short_convolution(compile_delta_net(part))
+    return compile_short_convolution(compile_mamba2(compile_delta_net(part)))
 
 
 def parts_of(model: Any) -> tuple[Decoder, LayerPart, RecurrentBranch]:
@@ -94,7 +97,7 @@ def test_it_computes_what_transformers_computes(shape: str) -> None:
     assert (expected - states).abs().max() > 0.01, "the net changes the stream"
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+@EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_the_rows_that_run_with_it(family: str, dtype: torch.dtype) -> None:
@@ -124,7 +127,7 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
     return [state] if isinstance(state, torch.Tensor) else [*state]
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+@EACH
 @torch.inference_mode()
 def test_rows_that_are_dropped_leave_no_trace(family: str) -> None:
     decoder, _, compiled = parts_of(built(family))
@@ -138,7 +141,7 @@ def test_rows_that_are_dropped_leave_no_trace(family: str) -> None:
     assert torch.allclose(compiled(states[5:], forward_of(decoder, state, 5, 4)), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+@EACH
 @torch.inference_mode()
 def test_of_settled_rows_the_last_state_is_kept(family: str) -> None:
     decoder, _, compiled = parts_of(built(family))
@@ -158,7 +161,7 @@ def test_every_method_writes_what_transformers_writes(family: str, method: str) 
     settings = {"skip_ratio": 0.3, "confidence_threshold": 0.0} if method == "uniform" else {}
     engine = Engine(model, method=method, settings=settings)
     ours = [each for each in engine.target.sublayers if isinstance(each, RecurrentBranch)]
-    assert len(ours) == len(model.config.layer_types) - model.config.layer_types.count("full_attention") > 0
+    assert len(ours) == sum(kind.states > 0 for kind in find_layers_of_cache(model.config, layers_of(model))) > 0
     found = engine.generate(texts, max_new_tokens=48, ignore_eos=True)
     for text, each in zip(texts, found, strict=True):
         ids = torch.tensor([text])
@@ -168,6 +171,24 @@ def test_every_method_writes_what_transformers_writes(family: str, method: str) 
         assert engine.generate(text, max_new_tokens=48, ignore_eos=True).token_ids == each.token_ids
     assert sum(each.drafted for each in found) > 0
     assert sum(each.accepted for each in found) > 0
+
+
+def layers_of(model: Any) -> int:
+    return int(model.config.num_hidden_layers)
+
+
+@torch.inference_mode()
+def test_steps_of_a_prompt_have_bounds() -> None:
+    """As in transformers, which bounds them where it reads several tokens."""
+    config: Any = copy.deepcopy(built("granitemoehybrid").config)
+    config.time_step_limit = (0.4, 0.6)
+    decoder, part, compiled = parts_of(make(config, "granitemoehybrid"))
+    free = parts_of(built("granitemoehybrid"))[2]
+    states = torch.randn(LENGTH, decoder.hidden_size, generator=torch.Generator().manual_seed(3))
+    expected = run(decoder, part, states, [6, 1, 1, 1], settled=True)
+    found = run(decoder, compiled, states, [6, 1, 1, 1], settled=True)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (run(decoder, free, states, [6, 1, 1, 1], settled=True) - expected).abs().max() > 1e-3
 
 
 def test_other_weights_are_noticed() -> None:

@@ -36,9 +36,9 @@ template <class T> constexpr long most_attending() {
 
 }  // namespace
 
-#include "delta_net.h"
 #include "grids.h"
 #include "layout.h"
+#include "state_net.h"
 
 // Weight rows of a GGUF file, in an order if one is given, as tiles.
 extern "C" void lay_out_gguf(int format, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
@@ -68,10 +68,10 @@ extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scale
                                     int threads) {                                                                     \
         unpack<T>(*linear, rows, out, count, k, threads);                                                              \
     }                                                                                                                  \
-    extern "C" void delta_net_##SUFFIX(const DeltaNet* net, const T* window, const T* gate, const T* beta,             \
-                                       const T* alpha, const float* state, float* const* states, long kept, T* out,    \
-                                       long rows, int threads) {                                                       \
-        run_delta_net<T>(*net, window, gate, beta, alpha, state, states, kept, out, rows, threads);                    \
+    extern "C" void state_net_##SUFFIX(const StateNet* net, const T* window, long channels, const T* times,            \
+                                       const T* shares, const T* gate, const float* before, float* const* states,      \
+                                       long kept, T* out, long rows, int threads) {                                    \
+        run_state_net<T>(*net, window, channels, times, shares, gate, before, states, kept, out, rows, threads);       \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" void draft_##SUFFIX(const Chain* chain) {                                                               \

@@ -40,8 +40,8 @@ from selfspec.runtimes.structures import (
     Linear,
     NativeCall,
     NativeChain,
-    NativeDeltaNet,
     NativeHeadEntry,
+    NativeStateNet,
     disagreements,
     read_layout,
 )
@@ -225,7 +225,10 @@ def _declare(library: ctypes.CDLL) -> None:
         "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
         "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2, c_int],
         "pack": [c_void_p, c_int, c_void_p, *[c_long] * 2, c_int],
-        "delta_net": [POINTER(NativeDeltaNet), *[c_void_p] * 5, POINTER(c_void_p), c_long, c_void_p, c_long, c_int],
+        "state_net": [
+            *(POINTER(NativeStateNet), c_void_p, c_long, *[c_void_p] * 4),
+            *(POINTER(c_void_p), c_long, c_void_p, c_long, c_int),
+        ],
         "forward": [POINTER(NativeCall), c_void_p, c_long],
         "draft": [POINTER(NativeChain)],
         "verify": [POINTER(NativeChain)],

@@ -5,8 +5,8 @@
 
 #include <cstddef>
 
-#include "delta_net.h"
 #include "mtp.h"
+#include "state_net.h"
 
 namespace {
 
@@ -45,8 +45,10 @@ constexpr Fact LAYOUT[] = {
     AT(LatentWeights, expanding), AT(LatentWeights, query_norm), AT(LatentWeights, latent_norm), AT(LatentWeights, rank),
     AT(LatentWeights, heads), AT(LatentWeights, key), AT(LatentWeights, value), AT(LatentWeights, turned),
     AT(LatentWeights, latent), AT(LatentWeights, halves), AT(LatentWeights, scale), AT(LatentWeights, layer),
-    SIZE(DeltaNet), AT(DeltaNet, conv), AT(DeltaNet, decay), AT(DeltaNet, bias), AT(DeltaNet, norm), AT(DeltaNet, epsilon),
-    AT(DeltaNet, key_heads), AT(DeltaNet, heads), AT(DeltaNet, key), AT(DeltaNet, value), AT(DeltaNet, taps),
+    SIZE(StateNet), AT(StateNet, conv), AT(StateNet, conv_bias), AT(StateNet, decay), AT(StateNet, bias),
+    AT(StateNet, skip), AT(StateNet, norm), AT(StateNet, epsilon), AT(StateNet, lowest), AT(StateNet, highest),
+    AT(StateNet, queries), AT(StateNet, keys), AT(StateNet, values), AT(StateNet, groups), AT(StateNet, heads),
+    AT(StateNet, state), AT(StateNet, size), AT(StateNet, taps), AT(StateNet, delta),
     SIZE(View), AT(View, visible), AT(View, first), AT(View, window),
     SIZE(CosSin), AT(CosSin, cosine), AT(CosSin, sine), AT(CosSin, dim), AT(CosSin, is_float),
     SIZE(Part), AT(Part, caches), AT(Part, capacity), AT(Part, start), AT(Part, first_row), AT(Part, rows),

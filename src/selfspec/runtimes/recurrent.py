@@ -23,7 +23,12 @@ class RecurrentBranch(Sublayer):
         part: the same by transformers' modules.
         norm: the name of the norm in the layer.
         module: the name of the module.
+
+    Attributes:
+        multiplier: scales the branch before it is added to the residual stream.
     """
+
+    multiplier = 1.0
 
     def __init__(self, part: LayerPart, norm: str, module: str) -> None:
         super().__init__(part.layer)
@@ -54,8 +59,8 @@ class RecurrentBranch(Sublayer):
         """Runs on the rows of all sequences, ``[rows, hidden]``."""
         entered = self.enter(self.norm(hidden_states))
         found = forward.by_part(lambda own, rows: self.follow(rows, *(each[own] for each in entered)))
-        output: torch.Tensor = hidden_states + self.module.out_proj(found)
-        return output
+        left = self.leave(found, *entered)
+        return hidden_states + (left if self.multiplier == 1.0 else left * self.multiplier)
 
     @abstractmethod
     def enter(self, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -63,10 +68,15 @@ class RecurrentBranch(Sublayer):
 
     @abstractmethod
     def follow(self, rows: Rows, *entered: torch.Tensor) -> torch.Tensor:
-        """What the last product takes of the rows of a sequence, one after the other from the state before them.
+        """What is read of the states for the rows of a sequence, one after the other from the state before them.
 
         Keeps the states after each of them, or after the last where all are settled.
         """
+
+    def leave(self, found: torch.Tensor, *entered: torch.Tensor) -> torch.Tensor:
+        """What is added to the stream, of what was read for all rows; by default the module's last product."""
+        left: torch.Tensor = self.module.out_proj(found)
+        return left
 
 
 def holds_only(part: Sublayer, norm: str, module: str) -> bool:

@@ -114,13 +114,14 @@ class LatentWeights(Structure):
     )
 
 
-class NativeDeltaNet(Structure):
-    """A gated delta net; see ``delta_net.h``."""
+class NativeStateNet(Structure):
+    """A layer with a state for each head; see ``state_net.h``."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("conv", "decay", "bias", "norm")),
-        ("epsilon", c_float),
-        *((name, c_long) for name in ("key_heads", "heads", "key", "value", "taps")),
+        *((name, c_void_p) for name in ("conv", "conv_bias", "decay", "bias", "skip", "norm")),
+        *((name, c_float) for name in ("epsilon", "lowest", "highest")),
+        *((name, c_long) for name in ("queries", "keys", "values", "groups", "heads", "state", "size", "taps")),
+        ("delta", c_int),
     )
 
 
@@ -313,7 +314,7 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "MlpWeights": MlpWeights,
     "MixtureWeights": MixtureWeights,
     "LatentWeights": LatentWeights,
-    "DeltaNet": NativeDeltaNet,
+    "StateNet": NativeStateNet,
     "Sublayer": NativeSublayer,
     "View": View,
     "CosSin": NativeCosSin,

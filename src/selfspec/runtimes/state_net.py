@@ -1,0 +1,127 @@
+"""Recurrent branches with a state for each head, by a kernel: see ``state_net.h``."""
+
+import ctypes
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from selfspec.model.forward import Rows
+from selfspec.model.splitting import LayerPart
+from selfspec.runtimes.formats import TILE
+from selfspec.runtimes.kernels import DTYPES, find, load
+from selfspec.runtimes.recurrent import RecurrentBranch
+from selfspec.runtimes.structures import NativeStateNet
+
+State = tuple[torch.Tensor, torch.Tensor]
+"""After a row: the rows that the convolution of the next one reads, ``[taps - 1, channels]``, and the heads' states."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a net.
+
+    Attributes:
+        groups: heads of queries and keys.
+        heads: heads of values.
+        state: size of a key.
+        size: size of a value.
+    """
+
+    groups: int
+    heads: int
+    state: int
+    size: int
+
+
+class StateNet(RecurrentBranch):
+    """A recurrent branch whose heads have states.
+
+    Args:
+        part: the same by transformers' modules.
+        norm: the name of the norm in the layer.
+        module: the name of the module, which has ``conv1d``, ``A_log`` and ``dt_bias``.
+        firsts: the first channels of queries, keys and values among those that are convolved.
+        sizes: of its heads.
+        gated: a norm and a gate follow in the kernel: that of ``module.norm``, by head.
+    """
+
+    def __init__(
+        self,
+        part: LayerPart,
+        norm: str,
+        module: str,
+        *,
+        firsts: tuple[int, int, int],
+        sizes: Sizes,
+        gated: bool,
+    ) -> None:
+        super().__init__(part, norm, module)
+        net, conv = self.module, self.module.conv1d
+        self._taps, self._shape = int(net.conv_kernel_size), (sizes.heads, sizes.state, sizes.size)
+        bias = conv.weight.new_zeros(len(conv.weight)) if conv.bias is None else conv.bias
+        self._held: dict[str, torch.Tensor] = {
+            "conv": conv.weight.detach()[:, 0].float().T.contiguous(),
+            "conv_bias": bias.detach().float().contiguous(),
+            "decay": net.A_log.detach().float().exp(),
+            "bias": net.dt_bias.detach().float().contiguous(),
+            **({"norm": net.norm.weight.detach().contiguous()} if gated else {"skip": net.D.detach().float()}),
+        }
+        self._native = NativeStateNet(
+            **{name: tensor.data_ptr() for name, tensor in self._held.items()},
+            **dict(zip(("queries", "keys", "values"), firsts, strict=True)),
+            **asdict(sizes),
+            taps=self._taps,
+            epsilon=net.norm.variance_epsilon,
+            lowest=0.0,
+            highest=math.inf,
+            delta=gated,
+        )
+
+    def run(
+        self, rows: Rows, mixed: torch.Tensor, times: torch.Tensor, *gated: torch.Tensor, native: NativeStateNet
+    ) -> torch.Tensor:
+        """Follows the rows of a sequence.
+
+        Args:
+            rows: of the sequence.
+            mixed: what is convolved, ``[rows, channels]``.
+            times: the steps before their bias, ``[rows, heads]``.
+            gated: shares ``[rows, heads]`` and gates ``[rows, heads * size]``, if the kernel has a norm.
+            native: the net.
+
+        Returns:
+            What is read, ``[rows, heads * size]``.
+        """
+        cache = rows.sequence.cache.states
+        before, state = cache.get(self.index, rows.start - 1) or self._nothing(mixed)
+        window, times = torch.cat([before, mixed]), times.contiguous()
+        gated = tuple(each.contiguous() for each in gated)
+        out = mixed.new_empty(rows.count, self._shape[0] * self._shape[2])
+        states = [torch.empty_like(state) for _ in range(1 if rows.settled else rows.count)]
+        places = (ctypes.c_void_p * len(states))(*(each.data_ptr() for each in states))
+        given = times.data_ptr(), *([each.data_ptr() for each in gated] or (None, None)), state.data_ptr()
+        sizes = len(states), out.data_ptr(), rows.count, torch.get_num_threads()
+        call = getattr(load(), f"state_net_{DTYPES[mixed.dtype]}")
+        call(ctypes.byref(native), window.data_ptr(), window.shape[1], *given, places, *sizes)
+        for row, after in enumerate(states, rows.count - len(states)):
+            cache.put(self.index, rows.start + row, (window[row + 1 : row + self._taps], after))
+        return out
+
+    def _nothing(self, like: torch.Tensor) -> State:
+        """The state before the first row."""
+        return like.new_zeros(self._taps - 1, like.shape[1]), torch.zeros(self._shape)
+
+
+def has_kernel(net: Any, sizes: Sizes) -> bool:
+    """Whether the kernel runs a module of these sizes, on the device and in the dtype that its weights have.
+
+    Raises:
+        KernelBuildError: there are no kernels.
+    """
+    fits = max(sizes.state, sizes.size) <= find().constants["MOST_DIM"] and sizes.size % TILE == 0
+    fits = fits and sizes.heads % sizes.groups == 0
+    weights = [weight for weight in net.parameters() if weight.is_floating_point()]
+    on_cpu = all(weight.is_cpu for weight in net.parameters())
+    return fits and on_cpu and net.activation == "silu" and {weight.dtype for weight in weights} <= DTYPES.keys()
