@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import mmap
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ class PeakMemory:
 
 
 def release_freed_memory() -> None:
-    """Returns memory that was freed to the system, which would otherwise keep its peak; only glibc can."""
+    """Collects garbage, and returns freed memory to the system; without it, memory stays at its peak. Only glibc can."""
+    gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,7 +1,6 @@
 """Peak memory of one run in a process that runs many."""
 
 import contextlib
-import gc
 from pathlib import Path
 
 import torch
@@ -22,11 +21,10 @@ class ResidentPeak:
     """
 
     def __init__(self, device: torch.device) -> None:
-        gc.collect()  # here, so that it does not happen during a timed run
+        release_freed_memory()  # garbage is collected here, so that it does not happen during a timed run
         self._peak = PeakMemory(device)
         self._resettable = device.type != "cuda"
         if self._resettable:
-            release_freed_memory()
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
