@@ -33,7 +33,7 @@ class PeakMemory:
 
 
 def release_freed_memory() -> None:
-    """Collects garbage, and returns freed memory to the system; without it, memory stays at its peak. Only glibc can."""
+    """Collects garbage and returns freed memory to the system, which would stay at its peak else; only glibc can."""
     gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
