@@ -25,8 +25,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_the_page_of_the_claims_is_made_of_the_committed_results() -> None:
     page, folders = ROOT / "docs" / "experiments.md", read_folders(RESULTS / "experiments")
+    assert set().union(*folders.values()) == EXPERIMENTS.keys()
     for folder, results in folders.items():
-        assert list(results) == list(EXPERIMENTS)
         stamps = {(str(result["stamp"]["hardware"]), result["stamp"]["threads"]) for result in results.values()}
         assert len(stamps) == 1, "one machine for a model"
         assert all((folder / f"{name}.png").is_file() for name in results)

@@ -115,6 +115,10 @@ def test_matchness_is_judged() -> None:
     assert holding(experiment, searches(gain=-0.05)) == [True, True, False]
     assert holding(experiment, searches(gain=0.0)) == [True, True, False], "no more than noise"
     checks = experiment.judge(searches())
+    assert [check.status for check in experiment.judge(searches(own=(0.6,), steps=300))][1] == "not applicable"
+    ended = experiment.judge(searches(own=(0.6,), steps=301))[1]
+    assert ended.status != "not applicable", "300 steps without a better set"
+    assert "0 of 6 do; 0 ran out" in ended.figure
     assert "0.60 to 0.97" in checks[0].figure
     assert "6 of 6" in checks[1].figure
     assert "0.700 to 0.750" in checks[2].figure

@@ -12,7 +12,7 @@ struct StateNet {
     const float *conv, *conv_bias;  // [taps, channels], [channels]
     const float *decay, *bias;      // by head: what the logarithm of its decay is multiplied by, what a step is added to
     const float* skip;              // by head: the share of the value that is read beside the state, or null
-    const void* norm;               // [size], of what is read, before its gate, or null
+    const float* norm;              // [size], of what is read, before its gate, or null
     float epsilon, lowest, highest;  // of the norm; the bounds of a step
     long queries, keys, values;      // their first channels
     long groups, heads, state, size, taps;  // heads of queries and keys, of values; sizes of a key and of a value
@@ -67,12 +67,11 @@ void step(const float* from, float* to, const float* query, const float* key, co
 // A norm of what a head has read, and its gate.
 template <class T>
 __attribute__((noinline)) void gate_read(const StateNet& net, const float* read, const T* gate, T* to) {
-    const T* weight = static_cast<const T*>(net.norm);
     float sum = 0.0f;
     for (long i = 0; i < net.size; i++) sum += read[i] * read[i];
     const float factor = 1.0f / std::sqrt(sum / net.size + net.epsilon);
 #pragma omp simd
-    for (long i = 0; i < net.size; i++) to[i] = down<T>(up(weight[i]) * (read[i] * factor) * silu(up(gate[i])));
+    for (long i = 0; i < net.size; i++) to[i] = down<T>(net.norm[i] * (read[i] * factor) * silu(up(gate[i])));
 }
 
 // Runs consecutive rows of a sequence. ``window`` [taps - 1 + rows, channels] are queries, keys and values, after those of

@@ -61,13 +61,14 @@ class StateNet(RecurrentBranch):
         net, conv = self.module, self.module.conv1d
         self._taps, self._shape = int(net.conv_kernel_size), (sizes.heads, sizes.state, sizes.size)
         bias = conv.weight.new_zeros(len(conv.weight)) if conv.bias is None else conv.bias
-        self._held: dict[str, torch.Tensor] = {
-            "conv": conv.weight.detach()[:, 0].float().T.contiguous(),
-            "conv_bias": bias.detach().float().contiguous(),
-            "decay": net.A_log.detach().float().exp(),
-            "bias": net.dt_bias.detach().float().contiguous(),
-            **({"norm": net.norm.weight.detach().contiguous()} if gated else {"skip": net.D.detach().float()}),
+        held: dict[str, torch.Tensor] = {
+            "conv": conv.weight[:, 0].T,
+            "conv_bias": bias,
+            "decay": net.A_log.float().exp(),
+            "bias": net.dt_bias,
+            **({"norm": net.norm.weight} if gated else {"skip": net.D}),
         }
+        self._held = {name: tensor.detach().float().contiguous() for name, tensor in held.items()}
         self._native = NativeStateNet(
             **{name: tensor.data_ptr() for name, tensor in self._held.items()},
             **dict(zip(("queries", "keys", "values"), firsts, strict=True)),
