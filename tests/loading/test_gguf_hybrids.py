@@ -36,18 +36,18 @@ def read(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 @pytest.mark.in_turn(3)
 @RUN
 def test_an_engine_of_a_file_writes_what_transformers_writes(case: str, tmp_path: Path) -> None:
-    ids, model = prompt(12), read(save_family(built(case), tmp_path / "model.gguf"))
-    expected = built(case).generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        do_sample=False,
-        max_new_tokens=NEW_TOKENS,
-        pad_token_id=0,
-    )
+    assert_same_text(read(save_family(built(case), tmp_path / "model.gguf")), built(case))
+
+
+def assert_same_text(model: Any, expected: Any) -> None:
+    """Compares the text of an engine that drafts with that of transformers."""
+    ids = prompt(12)
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "pad_token_id": 0}
+    text = expected.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), **options)
     found = Engine(model, method="uniform", settings={"skip_ratio": 0.3, "confidence_threshold": 0.0}).generate(
         ids, max_new_tokens=NEW_TOKENS, ignore_eos=True
     )
-    assert found.token_ids == tuple(expected[0, len(ids) :].tolist())
+    assert found.token_ids == tuple(text[0, len(ids) :].tolist())
     assert found.drafted > 0
     assert found.accepted > 0
 
@@ -78,23 +78,17 @@ def packed_share(model: Any) -> tuple[int, int]:
 @pytest.mark.in_turn(3)
 @RUN
 def test_an_engine_of_few_bits_writes_what_transformers_writes(case: str, tmp_path: Path) -> None:
-    path, ids = save_family(built(case), tmp_path / "model.gguf", quantised=GGMLQuantizationType.Q4_0), prompt(12)
+    path = save_family(built(case), tmp_path / "model.gguf", quantised=GGMLQuantizationType.Q4_0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfSpecWarning)  # of what becomes numbers of the dtype
         model = read(path)
-    expected = read_model(GgufFile.open(path)).generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        do_sample=False,
-        max_new_tokens=NEW_TOKENS,
-        pad_token_id=0,
-    )
-    found = Engine(model, method="uniform", settings={"skip_ratio": 0.3, "confidence_threshold": 0.0}).generate(
-        ids, max_new_tokens=NEW_TOKENS, ignore_eos=True
-    )
-    assert found.token_ids == tuple(expected[0, len(ids) :].tolist())
-    assert found.drafted > 0
-    assert found.accepted > 0
+    assert_same_text(model, read_model(GgufFile.open(path)))
+
+
+@pytest.mark.filterwarnings("error::selfspec.errors.SelfSpecWarning")
+def test_float16_has_no_kernels_and_no_warning(tmp_path: Path) -> None:
+    path = save_family(built("lfm2"), tmp_path / "model.gguf", quantised=GGMLQuantizationType.Q8_0)
+    assert not any(isinstance(module, LowBitLinear) for module in read(path, torch.float16).modules())
 
 
 @pytest.mark.parametrize("case", ["mistral", "youtu", "deepseek_v2"])

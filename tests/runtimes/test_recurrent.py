@@ -69,7 +69,7 @@ SHAPES = {
 
 
 def run(decoder: Decoder, part: Any, states: torch.Tensor, rows: list[int], *, settled: bool = False) -> torch.Tensor:
-    """What a part gives for rows of one sequence, so many at a time."""
+    """What a part gives for rows of one sequence, of which each forward has ``rows``."""
     state, pieces, start = SequenceState(decoder.new_cache(len(states))), [], 0
     for count in rows:
         forward = forward_of(decoder, state, start, count, settled=settled)
@@ -149,6 +149,8 @@ def test_of_settled_rows_the_last_state_is_kept(family: str) -> None:
     streams = torch.randn(LENGTH, decoder.hidden_size)
     compiled(streams, forward_of(decoder, state, 0, LENGTH, settled=True))
     assert [slot for slot in range(LENGTH) if state.cache.states.get(compiled.index, slot) is not None] == [LENGTH - 1]
+    kept = tensors_of(state.cache.states.get(compiled.index, LENGTH - 1))
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in kept), "a state holds nothing else"
     compiled(streams[:3], forward_of(decoder, state, 0, 3))
     assert all(state.cache.states.get(compiled.index, slot) is not None for slot in range(3))
 

@@ -93,7 +93,7 @@ def read_gguf(
                 head = GgufHead.find(file, model, lambda tensor: _values(tensor, no_kernels))
             filling = _Filling(model, file, sources, chosen, early if keeps else None, no_kernels)
             filling.check_memory(available)
-            if packed:
+            if keeps:
                 filling.warn()
             tokenizer = read_tokenizer(file)
             with torch.inference_mode(mode=False), torch.no_grad():

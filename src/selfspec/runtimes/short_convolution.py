@@ -40,7 +40,8 @@ class ShortConvolution(RecurrentBranch):
         if self._bias is not None:
             found += self._bias
         for row in range(rows.count - 1 if rows.settled else 0, rows.count):
-            states.put(self.index, rows.start + row, window[row + 1 : row + taps])
+            seen = window[row + 1 : row + taps].clone()  # a view would hold the window of a whole prompt
+            states.put(self.index, rows.start + row, seen)
         gated: torch.Tensor = gate * found.to(gate.dtype)
         return gated
 

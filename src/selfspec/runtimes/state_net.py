@@ -107,7 +107,8 @@ class StateNet(RecurrentBranch):
         call = getattr(load(), f"state_net_{DTYPES[mixed.dtype]}")
         call(ctypes.byref(native), window.data_ptr(), window.shape[1], *given, places, *sizes)
         for row, after in enumerate(states, rows.count - len(states)):
-            cache.put(self.index, rows.start + row, (window[row + 1 : row + self._taps], after))
+            seen = window[row + 1 : row + self._taps].clone()  # a view would hold the window of a whole prompt
+            cache.put(self.index, rows.start + row, (seen, after))
         return out
 
     def _nothing(self, like: torch.Tensor) -> State:
