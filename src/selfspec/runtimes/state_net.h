@@ -6,6 +6,8 @@
 
 #include "mixture.h"
 
+#include <vector>
+
 namespace {
 
 struct StateNet {
@@ -81,29 +83,35 @@ __attribute__((noinline)) void gate_read(const StateNet& net, const float* read,
 template <class T>
 void run_state_net(const StateNet& net, const T* window, long channels, const T* times, const T* shares, const T* gate,
                    const float* before, float* const* states, long kept, T* out, long rows, int threads) {
-    const long whole = net.state * net.size;
+    const long whole = net.state * net.size, shared = net.heads / net.groups;
     const bool wide = net.size % (4 * LANES) == 0;
     const auto run = net.delta ? (wide ? step<4, true> : step<1, true>) : (wide ? step<4, false> : step<1, false>);
+    std::vector<float> asked(rows * net.groups * 2 * net.state);  // query and key of each group of heads of each row
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long at = 0; at < rows * net.groups; at++) {
+        const T* own = window + at / net.groups * channels;
+        const long first = at % net.groups * net.state;
+        float *query = asked.data() + at * 2 * net.state, *key = query + net.state;
+        convolve(net, own, channels, net.queries + first, net.state, query);
+        convolve(net, own, channels, net.keys + first, net.state, key);
+        if (net.delta) {
+            scale_to(1.0f / std::sqrt(float(net.state)), query, net.state);
+            scale_to(1.0f, key, net.state);
+        }
+    }
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long head = 0; head < net.heads; head++) {
-        const long group = head / (net.heads / net.groups) * net.state;
         const float* from = before + head * whole;
-        float query[MOST_DIM], key[MOST_DIM], value[MOST_DIM], read[MOST_DIM];
+        float value[MOST_DIM], read[MOST_DIM];
         for (long row = 0; row < rows; row++) {
-            const T* own = window + row * channels;
-            convolve(net, own, channels, net.queries + group, net.state, query);
-            convolve(net, own, channels, net.keys + group, net.state, key);
-            convolve(net, own, channels, net.values + head * net.size, net.size, value);
-            if (net.delta) {
-                scale_to(1.0f / std::sqrt(float(net.state)), query, net.state);
-                scale_to(1.0f, key, net.state);
-            }
+            const float* query = asked.data() + (row * net.groups + head / shared) * 2 * net.state;
+            convolve(net, window + row * channels, channels, net.values + head * net.size, net.size, value);
             const float time = up(times[row * net.heads + head]) + net.bias[head];
             const float length = time > 20.0f ? time : std::log1p(std::exp(time));
             const float taken = std::min(std::max(length, net.lowest), net.highest);
             const float share = net.delta ? sigmoid(up(shares[row * net.heads + head])) : taken;
             float* to = states[std::max(0L, row - (rows - kept))] + head * whole;
-            run(from, to, query, key, value, std::exp(-net.decay[head] * taken), share, read, net.state, net.size);
+            run(from, to, query, query + net.state, value, std::exp(-net.decay[head] * taken), share, read, net.state, net.size);
             from = to;
             const long place = (row * net.heads + head) * net.size;
             if (net.norm)
