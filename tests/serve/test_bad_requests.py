@@ -36,6 +36,15 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
     return error
 
 
+def test_more_choices_than_ever_have_room_are_refused_for_good() -> None:
+    """Status 429 would be tried again for ever."""
+    with make_client(ScriptedEngine(), Limits(max_batch=1, max_waiting=2)) as client:
+        body = {"messages": MESSAGES, "max_tokens": 1}
+        assert client.post("/v1/chat/completions", json={**body, "n": 3}).status_code == 200
+        error = refused(client.post("/v1/chat/completions", json={**body, "n": 4}))
+    assert (error["param"], error["code"]) == ("n", "too_many_choices")
+
+
 COMMON: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),

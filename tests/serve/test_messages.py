@@ -196,14 +196,15 @@ def test_tokens_are_counted() -> None:
     ],
 )
 def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
-    error = ask(scripted(), 404 if "model" in fields else 400, **fields)["error"]
-    assert error["param"] == param
+    body = ask(scripted(), 404 if "model" in fields else 400, **fields)
+    assert (body["type"], body["error"]["param"]) == ("error", param)
 
 
 def test_the_key_of_anthropics_clients() -> None:
     with make_client(scripted(), api_keys=["secret"]) as client:
         for headers, status in (({"x-api-key": "secret"}, 200), ({"x-api-key": "other"}, 401), ({}, 401)):
-            assert client.post("/v1/messages", json=BODY, headers=headers).status_code == status
+            answer = client.post("/v1/messages", json=BODY, headers=headers)
+            assert (answer.status_code, answer.json()["type"]) == (status, "message" if status == 200 else "error")
 
 
 class TestClient:

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from logging import WARNING
 from pathlib import Path
@@ -141,7 +141,7 @@ def _serve_here(
 
     from selfspec.serve.app import create_app
     from selfspec.serve.connection import ConnectionLimits
-    from selfspec.serve.logs import log, set_up_logs
+    from selfspec.serve.logs import set_up_logs
     from selfspec.serve.server import run_server
     from selfspec.serve.settings import ServeOptions, check_options
 
@@ -157,9 +157,7 @@ def _serve_here(
     service = given.service(load, state=state[0], state_seconds=state[1])
     silence_libraries()
     set_up_logs()
-    if not address.is_local and not keys:
-        reachable = f"{address.host} can be reached from other machines, and no key is needed"
-        log(f"{reachable}: set {API_KEY}, or listen on 127.0.0.1", WARNING)
+    _warn_of_reach(address, keys)
     run_server(
         create_app(
             service,
@@ -187,8 +185,18 @@ def _serve_with_ray(
     given = check_ray_options({**served, "replicas": cluster.replicas or 1})
     silence_libraries()
     set_up_logs()
+    _warn_of_reach(address, api_keys(given.api_key))
     collection.resume()
     run_with_ray(given, address, ray_address=cluster.ray_address, started=greet)
+
+
+def _warn_of_reach(address: "Address", keys: Sequence[str]) -> None:
+    """Says so where everybody may use the model who reaches the port."""
+    from selfspec.serve.logs import log
+
+    if not address.is_local and not keys:
+        reachable = f"{address.host} can be reached from other machines, and no key is needed"
+        log(f"{reachable}: set {API_KEY}, or listen on 127.0.0.1", WARNING)
 
 
 def _check_for_ray(state: Path | None, network: NetworkChoice) -> None:

@@ -235,12 +235,12 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Answers every error in OpenAI's form."""
 
     @app.exception_handler(ApiError)
-    async def refused(_: Request, error: ApiError) -> JSONResponse:
-        return respond(error)
+    async def refused(request: Request, error: ApiError) -> JSONResponse:
+        return respond(error, request.scope)
 
     @app.exception_handler(SelfSpecError)
-    async def failed(_: Request, error: SelfSpecError) -> JSONResponse:
-        return respond(as_api_error(error))
+    async def failed(request: Request, error: SelfSpecError) -> JSONResponse:
+        return respond(as_api_error(error), request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
@@ -252,7 +252,7 @@ def _add_error_handlers(app: FastAPI) -> None:
             text = f"{request.method} is not allowed at {request.url.path}"
         elif error.status_code == 400:
             text = "the body cannot be read: it must be JSON in UTF-8"
-        response = respond(ApiError(error.status_code, text))
+        response = respond(ApiError(error.status_code, text), request.scope)
         response.headers.update(error.headers or {})
         return response
 

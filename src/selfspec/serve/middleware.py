@@ -74,14 +74,13 @@ class RequestLog:
             if status:
                 raise
             ends = ApiError(503, "the server ends, and has no more time for this request", code="draining", retry=True)
-            await respond(ends)(scope, receive, send_with_id)
+            await respond(ends, scope)(scope, receive, send_with_id)
         except Exception as error:
             log("request failed", logging.ERROR, error=error, fields=fields)
             if status:  # the answer has begun: all that is left is to end it
                 raise
-            await respond(ApiError(500, "the server failed; its log says why, under this x-request-id"))(
-                scope, receive, send_with_id
-            )
+            fails = ApiError(500, "the server failed; its log says why, under this x-request-id")
+            await respond(fails, scope)(scope, receive, send_with_id)
         finally:
             self._service.active -= 1
             self._service.metrics.response(status or 499)
@@ -105,7 +104,7 @@ class HostCheck:
                 host = None
             if host not in self._hosts:
                 text = "the header 'Host' names another host; --allowed-host allows it"
-                await respond(ApiError(403, text, code="host_not_allowed"))(scope, receive, send)
+                await respond(ApiError(403, text, code="host_not_allowed"), scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -129,7 +128,7 @@ class ApiKey:
         error = ApiError(
             401, "a valid API key is needed in the header 'Authorization: Bearer KEY'", code="invalid_api_key"
         )
-        await respond(error)(scope, receive, send)
+        await respond(error, scope)(scope, receive, send)
 
     def _key(self, scope: Scope) -> int | None:
         """Which of the keys a request has; ``None`` for none of them."""
@@ -164,7 +163,7 @@ class BodyLimit:
                     code="timeout",
                 )
         except ApiError as error:
-            await respond(error, close=True)(scope, receive, send)
+            await respond(error, scope, close=True)(scope, receive, send)
             return
         if body is None:  # the client went away
             return
@@ -213,9 +212,13 @@ class BodyLimit:
         return ApiError(413, f"the body is larger than {self._most_bytes} bytes; send less", code="body_too_large")
 
 
-def respond(error: ApiError, *, close: bool = False) -> JSONResponse:
-    """The response of an error; with ``close``, the last on its connection."""
-    response = JSONResponse(error.body, error.status, error.headers)
+def respond(error: ApiError, scope: Scope, *, close: bool = False) -> JSONResponse:
+    """The response of an error to a request, to ``/v1/messages`` in Anthropic's form, too.
+
+    With ``close`` it is the last on its connection.
+    """
+    outer = {"type": "error"} if scope["path"].startswith("/v1/messages") else {}
+    response = JSONResponse({**outer, **error.body}, error.status, error.headers)
     if close:  # what is left of the body would be read as the next request
         response.headers["Connection"] = "close"
     return response

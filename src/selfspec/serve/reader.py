@@ -309,11 +309,11 @@ def _characters(value: object) -> int:
 
 def _count_choices(request: GenerationRequest, prompts: int, limits: Limits) -> int:
     """The number of choices of each prompt, if they are not too many."""
-    n = request.n or 1
-    if n * prompts > limits.max_choices:
+    n, most = request.n or 1, min(limits.max_choices, limits.max_batch + limits.max_waiting)
+    if n * prompts > most:
         raise ApiError(
             400,
-            f"{prompts} prompts with {n} choices each are more than the {limits.max_choices} that this server takes in "
+            f"{prompts} prompts with {n} choices each are more than the {most} that this server takes in "
             "a request; send several requests",
             param="n" if n > 1 else "prompt",
             code="too_many_choices",
