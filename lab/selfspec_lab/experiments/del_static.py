@@ -86,29 +86,40 @@ class DelStatic(Experiment):
         self._amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """Replays static choices, runs DEL on the same prompts, then measures speed by the clock."""
+        """Replays static choices; if one pays, runs DEL on the same prompts, then measures speed by the clock."""
         amounts: Amounts = self._amounts or lab.pick(QUICK, Amounts())
         static, machine, layers = _replay_static(lab, self.model, amounts)
         best = max(static, key=lambda name: statistics.fmean(map(statistics.fmean, static[name].values())))
-        candidates: dict[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {})}
-        candidates |= {checks.del_name(omega): ("del", _paper(omega)) for omega in amounts.timed_omegas}
-        candidates |= {name: ("layerskip", _settings_of(name)) for name in _choices_to_time(static)}
-        return {
+        found: Data = {
             "layers": layers,
             "static": {name: {each: statistics.fmean(static[name][each]) for each in static[name]} for name in static},
-            "del": _run_del(lab, self.model, amounts),
             "best_static": {best: static[best]},
             "picked": {
                 "for all": pick_elsewhere(static, PROMPTS),
                 "for each": {each: pick_elsewhere(static, [each])[each] for each in PROMPTS},
                 "machine": pick_elsewhere(machine, PROMPTS),
             },
-            "speed": _measure_speeds(lab, self.model, amounts, candidates),
         }
+        if not checks.early_exit_pays(found):
+            return found
+        candidates: dict[str, tuple[str, Mapping[str, Any]]] = {"plain": ("autoregressive", {})}
+        candidates |= {checks.del_name(omega): ("del", _paper(omega)) for omega in amounts.timed_omegas}
+        candidates |= {name: ("layerskip", _settings_of(name)) for name in _choices_to_time(static)}
+        found["del"] = _run_del(lab, self.model, amounts)
+        found["speed"] = _measure_speeds(lab, self.model, amounts, candidates)
+        return found
 
     def judge(self, data: Data) -> Sequence[Check]:
         """See ``del_static_checks``; nothing is applicable if no early exit loads fewer layers than plain decoding."""
-        found = [
+        if not checks.early_exit_pays(data):
+            best = checks.best_static(data)
+            mean = statistics.fmean(data["static"][best].values())
+            figure = (
+                f"{best}, the best, has {mean:.4f} tokens per loaded layer, plain decoding {1 / data['layers']:.4f}"
+            )
+            reason = "no exit layer loads fewer layers for a token than plain decoding on this model"
+            return [not_applicable("DEL generates the most tokens per loaded layer", f"{reason}: {figure}")]
+        return [
             checks.fewer_layers(data),
             checks.fewer_layers_in_hindsight(data),
             checks.fewer_layers_everywhere(data),
@@ -117,13 +128,9 @@ class DelStatic(Experiment):
             checks.faster_by_the_clock(data),
             checks.insensitive(data),
         ]
-        if checks.early_exit_pays(data):
-            return found
-        reason = "no exit layer loads fewer layers for a token than plain decoding on this model"
-        return [not_applicable(check.statement, f"{reason}; {check.figure}") for check in found]
 
     def draw(self, data: Data) -> "Figure":
-        """Draws static choices by exit layer, the domains, and the decay factor."""
+        """Draws static choices by exit layer, and of DEL the domains and the decay factor."""
         from selfspec_lab.experiments.del_static_picture import draw
 
         return draw(data)

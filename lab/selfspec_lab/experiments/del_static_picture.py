@@ -25,11 +25,11 @@ _DEL, _STATIC, _OWN = "#0072b2", "#e69f00", "#009e73"
 
 
 def draw(data: Data) -> "Figure":
-    """Draws static choices by exit layer, the domains, and the decay factor, with plain decoding."""
-    figure, (grid, domains, decay) = make_panels(3, width=11.0)
-    _draw_grid(grid, data)
-    _draw_domains(domains, data)
-    _draw_decay(decay, data)
+    """Draws static choices by exit layer with plain decoding, and of DEL, if it was run, domains and decay factor."""
+    parts = (_draw_grid, _draw_domains, _draw_decay) if "del" in data else (_draw_grid,)
+    figure, panels = make_panels(len(parts), width=11.0)
+    for draw_part, panel in zip(parts, panels, strict=True):
+        draw_part(panel, data)
     return figure
 
 
@@ -41,7 +41,8 @@ def _draw_grid(panel: "Axes", data: Data) -> None:
             panel.plot(
                 *zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=f"static, γ = {length}"
             )
-    panel.axhline(del_means(data)[str(OMEGA)], color=_DEL, linewidth=2, label="DEL")
+    if "del" in data:
+        panel.axhline(del_means(data)[str(OMEGA)], color=_DEL, linewidth=2, label="DEL")
     panel.axhline(1 / data["layers"], color="black", linestyle=":", label="plain decoding")
     panel.set_xticks(range(0, data["layers"] + 1, max(1, data["layers"] // 8)))
     panel.set_xlabel("exit layer E")

@@ -30,7 +30,9 @@ def render_document(folders: Mapping[Path, Results], page: Path) -> str:
         "rounds replayed with the least times of the paper's model on the paper's GPU (roofline: "
         + ", ".join(f"{model} on {device}" for device, model in PAPER_MACHINES.values())
         + "), and the paper's share of time for selecting sublayers. A model that cannot show a claim runs it for "
-        "regressions alone. These are small models; a trend can carry over, a number cannot.",
+        "regressions alone. These are small models; a trend can carry over, a number cannot. *Here* describes the "
+        "bundled checkpoints. A model that is given takes the place of the first one named, in the numbers of its file "
+        "and never widened.",
         _overview(names, folders.values()),
         *(part for name in names for part in _section(name, folders, page)),
     ]

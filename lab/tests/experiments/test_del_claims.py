@@ -161,18 +161,25 @@ def test_claim_6_is_judged(data: Data, change: Callable[[Data], None] | None, fa
 
 
 def test_claim_6_is_not_applicable_where_no_early_exit_pays() -> None:
-    checks = find_experiment("del-static")().judge(claim_6(best=0.06))
-    assert {check.status for check in checks} == {"not applicable"}
+    experiment, data = find_experiment("del-static")(), claim_6(best=0.06)
+    del data["del"], data["speed"]
+    checks = experiment.judge(data)
     assert conclude(checks) == "not applicable"
+    assert "E3-γ4, the best, has 0.0600 tokens per loaded layer, plain decoding 0.0625" in checks[0].figure
+    assert len(drawn(experiment, data)) == 1
 
 
 def test_claim_6_is_drawn() -> None:
     assert len(drawn(find_experiment("del-static")(), claim_6())) == 3
 
 
-def test_claim_6_is_measured(folder: Path) -> None:
+def test_claim_6_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     amounts = del_static.Amounts(2, 20, (0.5, 0.95), (0.5, 0.95), (1, 4), 1, 8, 1, widen=1)
     experiment = del_static.DelStatic(amounts)
+    monkeypatch.setattr(del_static.checks, "early_exit_pays", lambda _: False)
+    data = as_read(experiment.measure(Lab(str(folder))))
+    assert "del" not in data, "DEL was run though no early exit pays"
+    monkeypatch.setattr(del_static.checks, "early_exit_pays", lambda _: True)
     data = as_read(experiment.measure(Lab(str(folder))))
     assert len(data["static"]) == (LAYERS - 1) * 2
     assert all(set(by_domain) == set(DOMAINS) for by_domain in data["static"].values())
