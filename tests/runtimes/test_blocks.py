@@ -245,6 +245,19 @@ def test_not_a_number_stays_one() -> None:
             Engine(model, method="autoregressive").generate(prompt_ids(), max_new_tokens=4)
 
 
+def test_float16_is_said_to_have_no_kernels() -> None:
+    """Once: many checkpoints are in it, and nothing else says why they are slow."""
+    runner._warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match="load the model in bfloat16"):
+        Target(fresh().half())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Target(fresh().half())
+        Target(fresh().bfloat16())
+        Target(fresh().half(), "eager")
+    runner._warn_once.cache_clear()
+
+
 def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a warning each time where kernels were asked for, with one in all where they were not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -32,7 +32,7 @@ RUNTIME_HELP = (
     "How the model runs: auto (the fastest that is right), compiled (CPU), graphs (CUDA), triton, inductor "
     "(torch.compile), fused, or eager (transformers' modules)."
 )
-WEIGHTS_HELP = "int8 or int4: run the model with low-bit weights (CPU). The default is the checkpoint's own weights."
+WEIGHTS_HELP = "int8 or int4: run the model with low-bit weights (CPU; CUDA with Triton). Default: its own weights."
 UNPACK_HELP = "Turn the weights of a quantised GGUF file or checkpoint into numbers of the dtype: slower, more memory."
 ACTIVATIONS_HELP = (
     "exact, or int8: round what is multiplied with weights of few bits to 8 bits; faster, with a text of its own. "

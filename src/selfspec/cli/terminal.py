@@ -91,7 +91,7 @@ def make_console() -> "Console":
 
 
 def silence_libraries() -> None:
-    """Turns off warnings and progress bars of transformers and the hub client.
+    """Turns off warnings and progress bars of transformers and the hub client; downloads show theirs on a terminal.
 
     The log of selfspec itself goes to standard error.
     """
@@ -100,7 +100,8 @@ def silence_libraries() -> None:
     from transformers.utils.logging import disable_progress_bar, set_verbosity
 
     warnings.simplefilter("ignore")
-    disable_progress_bars()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity(logging.CRITICAL)
     disable_propagation()  # the hub client's logger has a handler of its own, so that its lines would come twice

@@ -159,9 +159,12 @@ def _embed(runner: Runner, tokens: torch.Tensor, forward: Forward, mask_embeddin
 def make_runner(decoder: Decoder, runtime: str) -> Runner:
     """The form of a model for ``eager``, ``fused``, ``compiled`` or ``auto``, at full precision, as the model is now.
 
-    Where kernels cannot be built it warns: each time if they were asked for, else once a process.
+    Where kernels cannot be built it warns: each time if they were asked for, else once a process. It warns once, too,
+    where the CPU has none for the model's dtype.
     """
     sublayers, rope = decoder.split(), decoder.new_rope()
+    if runtime != "eager" and decoder.like.is_cpu and decoder.like.dtype == torch.float16:
+        _warn_once("float16 has no kernels on a CPU, so decoding is much slower; load the model in bfloat16")
     if runtime == "auto" and isinstance(decoder, ObservedDecoder):
         sublayers = [compile_short_convolution(each) for each in sublayers]
         with contextlib.suppress(KernelBuildError):
@@ -187,10 +190,10 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
                     f"the compiled runtime falls back to fused blocks: {error}", FallbackWarning, stacklevel=4
                 )
             else:
-                _warn_once(str(error))
+                _warn_once(f"there are no compiled kernels, so {WITHOUT_KERNELS}: {error}")
     return Runner(decoder, rope, sublayers, norm, decoder.head, compiled=False)
 
 
 @cache
-def _warn_once(reason: str) -> None:
-    warnings.warn(f"there are no compiled kernels, so {WITHOUT_KERNELS}: {reason}", FallbackWarning, stacklevel=6)
+def _warn_once(text: str) -> None:
+    warnings.warn(text, FallbackWarning, stacklevel=6)

@@ -65,8 +65,9 @@ class Target:
         model: a supported ``PreTrainedModel``, in eval mode. Where a ``device_map`` or a ``tp_plan`` divides it,
             transformers' own modules run.
         runtime: one of ``RUNTIMES``. On an accelerator ``auto`` is what a trial finds to be right and fastest, which
-            takes up to two minutes at the first use of a model and is kept. Hooks, adapters and quantised layers keep
-            the sublayer that has them on transformers' modules; those that come later are noticed at the next request.
+            begins nothing new after two minutes at the first use of a model and is kept. Hooks, adapters and quantised
+            layers keep the sublayer that has them on transformers' modules; those that come later are noticed at the
+            next request.
         cache_bits: 8 to keep keys and values in 8 bits (see ``mxint8``); ``None`` for the dtype of the weights.
 
     Attributes:
