@@ -13,7 +13,7 @@ _HEAD = """# Compatibility with clients
 
 What clients of OpenAI's and Anthropic's interfaces get from `selfspec serve`. `python benchmarks/clients/run.py all`
 makes an environment for each of them, starts a server for it, and writes this page from `benchmarks/results/clients/`.
-OpenAI's and Anthropic's clients are also part of the tests.
+OpenAI's client is also part of the tests, and Anthropic's where it is installed.
 
 Where tools are called, the model is SmolLM2 with a template that knows tools, and the calls are forced
 (`tool_choice`). Agents let the model choose: there a grammar makes a random model say what a script has, two calls and

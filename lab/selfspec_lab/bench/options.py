@@ -68,7 +68,7 @@ class BenchOptions:
                 f"max_new_tokens must be at least 2, not {self.max_new_tokens}: the first token is not timed"
             )
         settings = {
-            name if name in self.variants else find_method(name).name: values for name, values in self.settings.items()
+            name if name in self.variants else _candidate(name): values for name, values in self.settings.items()
         }
         object.__setattr__(self, "settings", settings)
         for name, values in settings.items():
@@ -82,12 +82,18 @@ class BenchOptions:
     @property
     def method_names(self) -> list[str]:
         """The candidates to measure, without plain decoding, which is always measured; variants come last."""
-        names = all_methods()[0] if "all" in self.methods else {find_method(name).name: None for name in self.methods}
+        names = all_methods()[0] if "all" in self.methods else {_candidate(name): None for name in self.methods}
         return [*(name for name in names if name != PLAIN), *self.variants]
 
     def method_class(self, candidate: str) -> type[Method]:
         """The method of a candidate, or of a variant; raises ``UnknownMethodError`` for an unknown one."""
         return find_method(self.variants.get(candidate, candidate))
+
+
+def _candidate(name: str) -> str:
+    """The name by which a method is measured: its own, or ``module:Class``, by which alone such a one can be found."""
+    method = find_method(name)
+    return name if ":" in name and "(" not in name else method.name
 
 
 def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:

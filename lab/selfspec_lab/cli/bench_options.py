@@ -33,7 +33,7 @@ Widen = Annotated[
 Methods = Annotated[
     str | None,
     typer.Option(
-        help="Names of methods, separated by commas, or all. Without it and --paper, the usual ones.",
+        help="Names of methods, separated by commas, or all. Without it and --paper, all.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -54,7 +54,7 @@ Peers = Annotated[
     str,
     typer.Option(
         help="transformers' own: transformers, transformers-early-exit, transformers-prompt-lookup; llama-cpp, "
-        "llama-cpp-prompt-lookup (greedy, on the processor; need selfspec-lab[peers]); "
+        "llama-cpp-prompt-lookup (greedy, on the processor; need the extra peers of ./lab); "
         "all; none.",
         rich_help_panel=_WHAT,
     ),
@@ -146,7 +146,7 @@ def parse_method_settings(assignments: Sequence[str]) -> dict[str, dict[str, str
     """
     settings: dict[str, dict[str, str]] = {}
     for name, value in parse_assignments(assignments).items():
-        found = re.fullmatch(r"([^.()]+(?:\([^()]*\))?)\.(.+)", name)
+        found = re.fullmatch(r"((?:[\w.]+:)?[^.()]+(?:\([^()]*\))?)\.(.+)", name)
         if found is None:
             raise InvalidSettingError(f"--set takes METHOD.KEY=VALUE here, not '{name}={value}'")
         settings.setdefault(found[1], {})[found[2]] = value

@@ -47,7 +47,7 @@ class Client:
             import httpx
         except ImportError as error:
             raise MissingPackageError(
-                "asking a server needs httpx; run `pip install 'selfspec-lab[conformance]'`"
+                "asking a server needs httpx; run `pip install './lab[conformance]'` in a checkout of selfspec"
             ) from error
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._faults = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)

@@ -3,9 +3,9 @@
 import pytest
 
 from selfspec import METHODS
-from selfspec.errors import InvalidParameterError
+from selfspec.errors import InvalidParameterError, UnknownMethodError
 from selfspec.methods import find_method
-from selfspec_lab.bench.options import default_settings
+from selfspec_lab.bench.options import BenchOptions, default_settings
 from selfspec_lab.cli.bench_options import chosen_methods
 
 
@@ -18,6 +18,16 @@ def test_default_exit_layer() -> None:
 
 def test_a_papers_exit_layer_is_its_own() -> None:
     assert default_settings(find_method("paper(layerskip)"), 16) == {}
+
+
+def test_a_method_that_is_not_installed_is_measured_by_its_reference() -> None:
+    reference = "selfspec.methods.fixed:Uniform"
+    options = BenchOptions(methods=("uniform", reference), settings={reference: {"skip_ratio": 0.25}})
+    assert options.method_names == ["uniform", reference]
+    assert all(find_method(name) is METHODS["uniform"] for name in options.method_names)
+    assert options.settings == {reference: {"skip_ratio": 0.25}}
+    with pytest.raises(UnknownMethodError):
+        BenchOptions(methods=("nothing",))
 
 
 def test_papers_come_after_the_methods_that_are_named() -> None:

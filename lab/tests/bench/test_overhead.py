@@ -88,7 +88,7 @@ def test_llama_cpp_is_measured_where_it_is_installed(report: dict[str, Any]) -> 
     theirs = report["llama_cpp"]
     assert list(theirs["verify_rows"]) == list(theirs["verify_rows_spread"]) == ["1", "2", "4", "8", "16"]
     if not is_installed():
-        assert "is not installed; run: pip install 'selfspec-lab[peers]'" in theirs["error"]
+        assert "is not installed; run: pip install './lab[peers]'" in theirs["error"]
         assert theirs["tokens_per_second"] is None
         return
     assert theirs["error"] is None
@@ -107,11 +107,11 @@ def table_of(report: dict[str, Any]) -> str:
 
 
 def test_table_says_what_is_known_of_llama_cpp(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = "not installed; run: pip install 'selfspec-lab[peers]'"
+    reason = "not installed; run: pip install './lab[peers]' in a checkout of selfspec"
     monkeypatch.setattr("selfspec_lab.bench.llama_cpp.overhead.obstacle", lambda *_: reason)
     without = OverheadPeer(build("llama"), 64, wanted=True).report(Outcome(), [])
     text = table_of({**report, "llama_cpp": without})
-    assert "llama.cpp     none: not installed; run: pip install 'selfspec-lab[peers]'" in text
+    assert "llama.cpp     none: not installed; run: pip install './lab[peers]'" in text
     assert "the same of llama.cpp" not in text
     rows = {"1": 1.0, "2": 1.51, "4": 2.52, "8": 4.53, "16": None}
     figures = {"tokens_per_second": 12.5, "tokens_per_second_spread": [12.0, 13.0], "plain_speedup": 2.25}

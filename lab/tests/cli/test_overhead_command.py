@@ -63,6 +63,7 @@ def test_settings_of_several_methods() -> None:
         "a": {"x": "1", "z": "c.d=e"},
         "b": {"y": "2.5"},
     }
+    assert parse_method_settings(["my.own:Method.x=1"]) == {"my.own:Method": {"x": "1"}}
     for wrong in (["x=1"], [".x=1"], ["a.=1"], ["a.x"], ["a.x=1", "a.x=2"]):
         with pytest.raises(InvalidSettingError):
             parse_method_settings(wrong)

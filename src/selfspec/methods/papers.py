@@ -195,7 +195,9 @@ PAPERS: dict[str, Paper] = {
         "self-spec",
         "Draft & Verify (Zhang et al. 2024)",
         {
-            "skip_ratio": Value(0.45, "until a profile is loaded: 34 of 80 sublayers of LLaMA-2-13B, as published"),
+            "skip_ratio": Value(
+                0.45, "not printed: SWIFT's, until a profile is loaded (the authors' of LLaMA-2-13B: 34 of 80)"
+            ),
             "fixed_ends": Value(False, "searching.py: x0 to x(2L - 1)"),
             "max_draft_length": Value(12, "evaluate_sum.ipynb: max_step_draft"),
             "threshold": Value(0.6, "evaluate_sum.ipynb: th_stop_draft_essg_autoth"),

@@ -13,7 +13,7 @@ from selfspec.errors import SelfSpecError
 from selfspec_lab.bench.stamp import package_version
 
 PACKAGE = "llama-cpp-python"
-INSTALL = "pip install 'selfspec-lab[peers]'"
+INSTALL = "pip install './lab[peers]' in a checkout of selfspec"
 
 _FLAGS = {
     **{"avx": "AVX", "avx2": "AVX2", "avx_vnni": "AVX_VNNI", "f16c": "F16C", "fma": "FMA", "bmi2": "BMI2"},

@@ -86,7 +86,8 @@ def _section(folder: Path, summary: Summary, page: Path) -> str:
         f"torch {stamp['versions']['torch']}, commit {commit_text(stamp)}, {stamp['date'][:10]}; "
         f"[full report]({report})."
     )
-    return "\n\n".join([f"## {name}, {summary['dtype']}: {suite}", about, _table(summary), _settings(summary)]).rstrip()
+    parts = [f"## {name}, {summary['dtype']}: {suite}", about, _table(summary), _failures(summary), _settings(summary)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _short(spec: str) -> str:
@@ -123,6 +124,12 @@ def _row(name: str, candidate: Mapping[str, Any]) -> Sequence[str]:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
+
+
+def _failures(summary: Summary) -> str:
+    """Why candidates have no figures."""
+    reasons = {name: reason.partition(": ")[2] or reason for name, reason in summary.get("failures", {}).items()}
+    return " ".join(f"`{name}` failed: {reason}." for name, reason in reasons.items())
 
 
 def _settings(summary: Summary) -> str:

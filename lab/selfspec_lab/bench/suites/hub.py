@@ -81,7 +81,9 @@ def _load(address: Address) -> Any:
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise SelfSpecError("a suite from the hub needs datasets; run: pip install 'selfspec-lab[bench]'") from error
+        raise SelfSpecError(
+            "a suite from the hub needs datasets; run `pip install './lab[bench]'` in a checkout of selfspec"
+        ) from error
     try:
         return datasets.load_dataset(address.name, address.config, split=address.split)
     except ConnectionError as error:

@@ -176,7 +176,7 @@ def test_flags_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(SelfSpecError, match=r"pip install 'selfspec-lab\[peers\]'"):
+    with pytest.raises(SelfSpecError, match=r"pip install './lab\[peers\]'"):
         import_library()
 
 
@@ -186,7 +186,7 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "use --device cpu" in str(obstacle("cuda"))
     assert "use --temperature 0" in str(obstacle("cpu", 0.7))
     monkeypatch.setattr(library, "is_installed", lambda: False)
-    assert "pip install 'selfspec-lab[peers]'" in str(obstacle())
+    assert "pip install './lab[peers]'" in str(obstacle())
 
 
 def test_peers_that_cannot_be_made_say_why_and_leave_the_others() -> None:

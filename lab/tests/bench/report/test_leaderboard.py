@@ -11,7 +11,7 @@ from measured_runs import METHODS_TRIED, PEERS
 from selfspec.cli.app import app
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.bench.report import write_report
-from selfspec_lab.bench.report.leaderboard import read_summaries
+from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
 
 
 def test_the_leaderboard_is_made_of_the_summaries_of_runs(run_folder: Path, tmp_path: Path) -> None:
@@ -28,6 +28,16 @@ def test_the_leaderboard_is_made_of_the_summaries_of_runs(run_folder: Path, tmp_
     for name in (*METHODS_TRIED, *PEERS, "autoregressive"):
         assert text.count(f"| `{name}`") == 1
     assert "| 6/6 |" in text
+
+
+def test_it_says_why_a_candidate_has_no_figures(run_folder: Path, tmp_path: Path) -> None:
+    write_report(shutil.copytree(run_folder, tmp_path / "one"))
+    (summary,) = read_summaries(tmp_path).values()
+    summary["candidates"]["uniform"]["overall"]["speedup"] = None
+    summary["failures"] = {"uniform": "ValueError: it does not fit"}
+    text = render_leaderboard({tmp_path / "one": summary}, tmp_path / "page.md")
+    assert "| `uniform` | failed |" in text
+    assert "`uniform` failed: it does not fit." in text
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"options": {}}'])

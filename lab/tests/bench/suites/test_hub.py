@@ -108,5 +108,5 @@ def test_hub_that_cannot_be_read(hub: Callable[[Any], list[Any]], monkeypatch: p
     with pytest.raises(InvalidParameterError, match=r"data set 'a' \(b\): Unknown split \"test\".* \['train'\]"):
         read_suite("hub:a:b")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(SelfSpecError, match=r"needs datasets; run: pip install 'selfspec-lab\[bench\]'"):
+    with pytest.raises(SelfSpecError, match=r"needs datasets; run .pip install './lab\[bench\]'"):
         read_suite("hub:a")
