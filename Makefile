@@ -13,6 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxpro
 .DEFAULT_GOAL := help
 
 help:
+	@echo "make install   make the virtual environment .venv, with selfspec, the laboratory and what the tests need"
 	@echo "make demo      chat with a real model by several methods, and compare with plain decoding and transformers"
 	@echo "make serve     serve a real model over HTTP, with a page to chat with it"
 	@echo "make test      run the tests of the library"
@@ -53,7 +54,7 @@ test-slow: $(INSTALLED) $(MODEL)
 	$(PYTEST) -m slow tests lab/tests
 
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Apart from the others: Triton says at the end of every process that has imported it what it leaked.
 test-gpu: $(INSTALLED)
