@@ -50,7 +50,7 @@ class Amounts:
     """How much to measure.
 
     Attributes:
-        searched: requests per domain for the search.
+        searched: requests per domain for the search, unless it ends before.
         prompts: prompts per domain, for acceptance and length.
         max_new_tokens: output length for these prompts.
         timed_prompts: how many of these prompts are timed.
@@ -97,14 +97,14 @@ class SwiftAblation(Experiment):
 
     def measure(self, lab: Lab) -> Data:
         """Searches a set for each domain, then counts the drafts of all variants and times some of them."""
-        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 7, 32, 1, 16, 1), Amounts(6, 7, 64, 7, 32, 1))
+        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 7, 32, 1, 16, 1), Amounts(40, 7, 64, 4, 32, 1))
         writer = lab.engine(self.model, "suffix")
         target = Target(lab.load(self.model, widen=TIMED_WIDENING)[0])
         data: Data = {}
         for domain in PROMPTS:
             searched, held_out = halves(lab.prompts(domain))
             lab.progress(f"searching a set on {domain}")
-            found = _search(writer, vary_prompts(writer, searched, amounts.searched, seed=lab.seed), lab.seed)
+            found, steps = _search(writer, vary_prompts(writer, searched, amounts.searched, seed=lab.seed), lab.seed)
             tried = vary_prompts(writer, held_out, amounts.prompts, seed=lab.seed + 1000)
             lab.progress(f"counting on {domain}")
             counted = {
@@ -125,6 +125,7 @@ class SwiftAblation(Experiment):
             )
             data[domain] = {
                 "skipped": list(found),
+                "steps": steps,
                 "trials": counted,
                 "tokens_per_second": {name: list(speed.by_prompt) for name, speed in speeds.items()},
             }
@@ -161,14 +162,14 @@ class SwiftAblation(Experiment):
         return figure
 
 
-def _search(writer: Engine, prompts: Sequence[Sequence[int]], seed: int) -> tuple[int, ...]:
-    """The set that SWIFT's search has found when the search or the prompts end."""
+def _search(writer: Engine, prompts: Sequence[Sequence[int]], seed: int) -> tuple[tuple[int, ...], int]:
+    """The set that SWIFT's search has found when the search or the prompts end, and the steps that it took."""
     swift = _make_swift(writer.target, {"seed": seed})
     engine = Engine(writer.target.model, None, swift)
     for prompt in prompts:
         if not swift.search.finished:
             engine.generate(prompt, max_new_tokens=_SEARCHED_TOKENS, ignore_eos=True)
-    return swift.search.kept.skipped
+    return swift.search.kept.skipped, swift.search.steps
 
 
 def variant_engines(target: Target, found: Sequence[int]) -> dict[str, Engine]:
@@ -251,7 +252,7 @@ def _check_length(data: Data, name: str) -> Check:
     return compare(
         f"Without {part} the mean generated length falls",
         losses,
-        f"{_mean(data, _length, 'swift'):.2f} with it, {_mean(data, _length, name):.2f} without",
+        f"{_mean(data, _length, 'swift'):.2f} with it, {_mean(data, _length, name):.2f} without{_searched(data, name)}",
         what="loss of a request",
         effect=_PAPER_LENGTH[name],
         same=len(pairs) - len(losses),
@@ -263,11 +264,17 @@ def _check_speed(data: Data, name: str) -> Check:
     return compare(
         f"Without {name.removeprefix('no ')} SWIFT is slower, {MACHINE}",
         gains,
-        f"speedup {_mean(data, replayed_mean, 'swift'):.2f} with it, {_mean(data, replayed_mean, name):.2f} without",
+        f"speedup {_mean(data, replayed_mean, 'swift'):.2f} with it, {_mean(data, replayed_mean, name):.2f} without"
+        f"{_searched(data, name)}",
         what="log of the ratio of speeds",
         effect=math.log(1.560 / _PAPER_SPEED[name]),
         same=same,
     )
+
+
+def _searched(data: Data, name: str) -> str:
+    steps = [str(domain["steps"]) for domain in data["domains"].values()]
+    return f", after {', '.join(steps)} steps of the search" if name == "no search" else ""
 
 
 def _check_clock(data: Data, name: str) -> Check:

@@ -282,6 +282,7 @@ def ablation(counts: dict[str, tuple[int, int, int, int]] | None = None, **speed
     samples = {name: list(speeds.get(name.replace(" ", "_"), [speed, speed + 1])) for name, speed in SPEEDS.items()}
     domain = {
         "skipped": [3, 4],
+        "steps": 120,
         "trials": {name: [output(name, *row)] * 4 for name, row in rows.items()},
         "tokens_per_second": samples,
     }
@@ -357,6 +358,7 @@ def test_parts_are_left_out_and_timed(lab: Lab, monkeypatch: pytest.MonkeyPatch)
                 assert sum(row[-1] for row in each["rounds"]) == 39
                 assert each["drafted"] == sum(row[2] for row in each["rounds"])
             assert sum(each["accepted"] for each in outputs) > 0
+        assert domain["steps"] > 0
     assert drafts["no early stop"] > 2 * drafts["swift"]
     assert len(experiment.judge(data)) == 9
     drawn(experiment, data)
