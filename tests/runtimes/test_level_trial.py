@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
+from helpers.gguf_cases import built
+from helpers.gguf_families import save_family
 from helpers.kernels import found_again, needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
+from selfspec.loading import gguf_model
+from selfspec.model.observed import ObservedDecoder
 from selfspec.runtimes import kept_file, kernel_build, kernels, levels, reading
 from selfspec.runtimes.levels import LevelChoice
 from selfspec.runtimes.products import Product
@@ -117,6 +122,22 @@ def test_a_choice_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, t
         levels._settled.clear()
         assert levels.settle_level(random_model()) == first
     assert len(trials) == 5
+
+
+@needs_two
+def test_a_model_of_transformers_modules_chooses_by_its_weights_of_few_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trials = find_speeds(monkeypatch, 1.0, 1.3)
+    assert Target(built("lfm2")).level is None, "kernels multiply nothing of it"
+    assert not trials
+    monkeypatch.setattr(gguf_model, "read_tokenizer", lambda _: None)
+    path = save_family(built("lfm2"), tmp_path / "model.gguf", quantised=GGMLQuantizationType.Q8_0)
+    target = Target(gguf_model.read_gguf(path, torch.bfloat16, packed=True)[0])
+    assert isinstance(target.decoder, ObservedDecoder)
+    assert target.level is not None
+    assert len(trials) == 1
+    assert kernels.find().level == BUILT[1]
 
 
 def test_without_a_choice_it_is_the_highest_or_the_named_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -61,23 +62,31 @@ _lock, _settled = Lock(), list[LevelChoice | None]()
 """What was chosen for this process, once it was."""
 
 
-def settle_level(model: nn.Module) -> LevelChoice | None:
-    """Chooses the level of this process by its first model; later models get what was chosen then.
+Kinds: TypeAlias = tuple[type[nn.Module], ...]
 
-    ``None``, and the level is the highest or that of ``SELFSPEC_KERNELS``, where it was not tried: by its name, with a
-    model that nearly fits the caches, kernels of one level, or no time.
+LINEAR: Kinds = (nn.Linear, LowBitLinear)
+"""The layers that kernels multiply; the second alone in a model that transformers' modules run."""
+
+
+def settle_level(model: nn.Module, kinds: Kinds = LINEAR) -> LevelChoice | None:
+    """Chooses the level of this process by its first model that has layers of these kinds.
+
+    Later models get what was chosen then. ``None``, and the level is the highest or that of ``SELFSPEC_KERNELS``, where
+    it was not tried: by its name, with a model that nearly fits the caches, kernels of one level, or no time.
     """
     with _lock:
         if not _settled:
-            found = _choose(model)
+            products = find_products(model, kinds)
+            if not products:
+                return None
+            found = _choose(take_sample(products))
             if found is not None:
                 use(found.level)
             _settled.append(found)
         return _settled[0]
 
 
-def _choose(model: nn.Module) -> LevelChoice | None:
-    sample = take_sample(find_products(model))
+def _choose(sample: Sequence[Product]) -> LevelChoice | None:
     if not sample or os.environ.get(LEVEL_VARIABLE):
         return None
     try:
@@ -99,9 +108,9 @@ def _choose(model: nn.Module) -> LevelChoice | None:
     return LevelChoice(best if speeds[best] * _WORTHWHILE >= 1 else names[0], speeds)
 
 
-def find_products(model: nn.Module) -> list[Product]:
+def find_products(model: nn.Module, kinds: Kinds = LINEAR) -> list[Product]:
     """The products of a model that have kernels, each of one layer, whose weights stay where they are."""
-    linears = [module for module in model.modules() if isinstance(module, (nn.Linear, LowBitLinear))]
+    linears = [module for module in model.modules() if isinstance(module, kinds)]
     products = [join([linear]) for linear in linears if can_join([linear])]
     return [product for product in products if product.dtype in DTYPES]
 

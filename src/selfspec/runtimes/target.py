@@ -22,7 +22,7 @@ from selfspec.runtimes.adapting import check_adapted
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.candidates import RUNTIMES, Candidate, find_candidate
 from selfspec.runtimes.fused import FusedBlock
-from selfspec.runtimes.levels import LevelChoice, settle_level
+from selfspec.runtimes.levels import LINEAR, LevelChoice, settle_level
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.products import CompiledProduct
@@ -365,8 +365,8 @@ class Target:
                 self._prepared = make_runner(self.decoder, "eager")  # what the model is known by needs one
                 self.trial = find_trial(self.decoder, fingerprint(self))
             return build_fastest(self.trial, self.decoder)
-        if self.runtime in ("auto", "compiled") and not observed and self.device.type == "cpu":
-            self.level = settle_level(self.model)
+        if self.runtime in ("auto", "compiled") and self.device.type == "cpu":
+            self.level = settle_level(self.model, LINEAR[1:] if observed else LINEAR)
         if self.runtime == "auto":
             return find_candidate("compiled"), make_runner(self.decoder, "auto")
         candidate = find_candidate(self.runtime)
