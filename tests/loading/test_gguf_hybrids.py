@@ -1,6 +1,7 @@
 """Hybrids in GGUF files: other forms of their tensors, engines from them, and what is refused."""
 
 import contextlib
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,25 @@ def test_weights_of_few_bits_keep_their_numbers(case: str, tmp_path: Path) -> No
     few, whole = packed_share(found)
     assert few > (0 if case in WHOLE else 0.6 * whole), (few, whole)
     assert (logits(found, ids) - logits(expected, ids)).abs().max() < 5e-4
+
+
+def test_a_layer_multiplies_with_the_weights_that_it_has_now(tmp_path: Path) -> None:
+    """What the kernels are told of them is kept from call to call."""
+    path = save_family(built("lfm2"), tmp_path / "model.gguf", quantised=GGMLQuantizationType.Q8_0)
+    attention = next(layer.self_attn for layer in read(path).model.layers if hasattr(layer, "self_attn"))
+    layer, other = attention.k_proj, attention.v_proj
+    assert (layer.out_features, layer.form) == (other.out_features, other.form)
+    rows = torch.randn(3, layer.in_features)
+    first, second = layer(rows), other(rows)
+    copied = copy.deepcopy(layer)
+    copied.tiles.data.copy_(other.tiles)
+    assert torch.equal(copied(rows), second)
+    assert torch.equal(layer(rows), first), "a copy has weights of its own"
+    layer.tiles.data = other.tiles.data.clone()
+    assert torch.equal(layer(rows), second)
+    layer.bias = torch.nn.Parameter(torch.arange(layer.out_features).float())
+    assert torch.allclose(layer(rows), second + layer.bias)
+    assert not torch.equal(first, second)
 
 
 def packed_share(model: Any) -> tuple[int, int]:

@@ -172,6 +172,8 @@ class LowBitLinear(nn.Module):
 
     _like: torch.Tensor
     order: torch.Tensor | None
+    _described: tuple[object, Linear] | None = None
+    """Where the tensors are, and the weights for the kernels."""
 
     def __init__(
         self, packed: PackedWeights, bias: torch.Tensor | None, dtype: torch.dtype, *, short_rows: bool = False
@@ -197,12 +199,23 @@ class LowBitLinear(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[..., inputs]`` to ``[..., outputs]``."""
         rows = hidden_states.reshape(-1, self.in_features).contiguous()
-        if self.tiles.is_cpu:
-            linear = describe([self.packed], self.bias, short_rows=self.short_rows)
-            out = multiply(rows, linear, self.out_features)
+        if rows.is_cpu:
+            out = multiply(rows, self._describe(), self.out_features)
         else:
             out = load_kernels().multiply_parts(rows, [self.packed], self.bias)
         return out.view(*hidden_states.shape[:-1], self.out_features)
+
+    def _describe(self) -> Linear:
+        """The weights for the kernels. To describe them takes longer than to multiply with small ones."""
+        tensors = *self._parameters.values(), self._buffers["order"]  # attributes of a module take long, too
+        key = *(None if each is None else each.data_ptr() for each in tensors), self.short_rows
+        if self._described is None or self._described[0] != key:
+            self._described = key, describe([self.packed], self.bias, short_rows=self.short_rows)
+        return self._described[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has tensors of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_described"}
 
     def outputs(self, first: int, count: int) -> "LowBitLinear":
         """Some outputs as a layer of its own, whose weights are views; see ``PackedWeights.rows``."""
