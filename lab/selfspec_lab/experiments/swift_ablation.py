@@ -273,8 +273,8 @@ def _check_speed(data: Data, name: str) -> Check:
 
 
 def _searched(data: Data, name: str) -> str:
-    steps = [str(domain["steps"]) for domain in data["domains"].values()]
-    return f", after {', '.join(steps)} steps of the search" if name == "no search" else ""
+    steps = [str(domain["steps"]) for domain in data["domains"].values() if "steps" in domain]  # older results lack it
+    return f", after {', '.join(steps)} steps of the search" if steps and name == "no search" else ""
 
 
 def _check_clock(data: Data, name: str) -> Check:
