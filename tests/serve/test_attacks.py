@@ -149,7 +149,7 @@ def test_a_large_body_that_comes_slowly_gives_way(monkeypatch: pytest.MonkeyPatc
                 if message["type"] == "http.response.start":
                     statuses.append(message["status"])
 
-            await limit({"type": "http", "headers": []}, receive, send)
+            await limit({"type": "http", "path": "/", "headers": []}, receive, send)
 
         slow = [asyncio.create_task(post(ends=False)) for _ in range(2)]
         await asyncio.sleep(0)
