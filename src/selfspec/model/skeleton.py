@@ -131,7 +131,8 @@ class Skeleton:
         self.kinds = find_layers_of_cache(self.config, len(self.layers))
         self._takes = inspect.signature(type(model).forward).parameters.keys()
         self.cache_name = cache_name(type(model))
-        self.like = next(weight for weight in self.layers[0].parameters() if weight.is_floating_point())
+        layer = self.layers[0]  # OLMo's norms have no weights, and layers of few bits have their dtype in a buffer
+        self.like = next(each for each in (*layer.parameters(), *layer.buffers()) if each.is_floating_point())
         self._names = [tuple(inspect.signature(type(layer).forward).parameters)[1:] for layer in self.layers]
         self._lock = threading.Lock()
         self._at_layer: Callable[[int, LayerCall], Any] = lambda index, call: None
