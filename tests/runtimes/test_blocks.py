@@ -3,8 +3,6 @@
 import copy
 import io
 import random
-import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from helpers.models import FAMILY_NAMES, RELATIVES, SUBLAYERS, VARIANTS, build, 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState, branches
-from selfspec.runtimes import kernels, runner
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import most_attending, most_rows
@@ -243,41 +240,6 @@ def test_not_a_number_stays_one() -> None:
             model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.nan
         with pytest.raises(NonFiniteLogitsError):
             Engine(model, method="autoregressive").generate(prompt_ids(), max_new_tokens=4)
-
-
-def test_float16_is_said_to_have_no_kernels() -> None:
-    """Once: many checkpoints are in it, and nothing else says why they are slow."""
-    runner._warn_once.cache_clear()
-    with pytest.warns(RuntimeWarning, match="load the model in bfloat16"):
-        Target(fresh().half())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Target(fresh().half())
-        Target(fresh().bfloat16())
-        Target(fresh().half(), "eager")
-    runner._warn_once.cache_clear()
-
-
-def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a warning each time where kernels were asked for, with one in all where they were not."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
-    kernels.find.cache_clear()
-    runner._warn_once.cache_clear()
-    try:
-        with pytest.warns(RuntimeWarning, match="falls back to fused blocks") as caught:
-            target = Target(fresh(), "compiled")
-        assert len(caught) == 1
-        assert target.fused_count == 4
-        with pytest.warns(RuntimeWarning, match="are unpacked: the kernels could not be built"):
-            assert Target(fresh()).fused_count == 4
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert Target(fresh()).fused_count == 4
-        assert kernels.describe().startswith("none (decoding is much slower")
-        assert not any(map(native, target.sublayers))
-    finally:
-        kernels.find.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-window"])

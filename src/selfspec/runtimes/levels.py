@@ -65,7 +65,7 @@ _lock, _settled = Lock(), list[LevelChoice | None]()
 Kinds: TypeAlias = tuple[type[nn.Module], ...]
 
 LINEAR: Kinds = (nn.Linear, LowBitLinear)
-"""The layers that kernels multiply; the second alone in a model that transformers' modules run."""
+"""The layers that kernels multiply. In a model that transformers' modules run they are those of few bits alone."""
 
 
 def settle_level(model: nn.Module, kinds: Kinds = LINEAR) -> LevelChoice | None:

@@ -366,7 +366,7 @@ class Target:
                 self.trial = find_trial(self.decoder, fingerprint(self))
             return build_fastest(self.trial, self.decoder)
         if self.runtime in ("auto", "compiled") and self.device.type == "cpu":
-            self.level = settle_level(self.model, LINEAR[1:] if observed else LINEAR)
+            self.level = settle_level(self.model, (LowBitLinear,) if observed else LINEAR)
         if self.runtime == "auto":
             return find_candidate("compiled"), make_runner(self.decoder, "auto")
         candidate = find_candidate(self.runtime)
