@@ -7,24 +7,14 @@ from torch.nn import functional
 
 from selfspec.runtimes.formats import BLOCK, TILE, PackedFormat
 from selfspec.runtimes.packed import PackedWeights
+from selfspec.runtimes.scales import choose_scales, to_integers
 
 _AT_ONCE = 1 << 24
 """Weights that are packed together: a few times as many floats are in memory meanwhile."""
 
-_STEP = 0.3
-_STEPS = (0, -3, -2, -1, 1, 2, 3)
-"""Scales that are tried, as in ``packing.h``; of equally good ones the first is taken."""
-
-_SMALLEST = 1e-30
-"""A group of smaller values has a scale of zero."""
-
 
 def pack(weight: torch.Tensor, form: PackedFormat) -> PackedWeights:
-    """Low-bit copies of weights ``[outputs, inputs]`` in a symmetric format, on their device; see ``PackedWeights.of``.
-
-    Sums of squared errors are added in another order than there, so that of two scales with nearly the same error the
-    other one may be taken.
-    """
+    """Low-bit copies of weights ``[outputs, inputs]`` in a symmetric format on their device: ``PackedWeights.of``."""
     outputs, inputs = weight.shape
     step = max(1, _AT_ONCE // (TILE * inputs)) * TILE
     tiles = torch.cat([_pack_some(some, form) for some in weight.split(step)])
@@ -37,32 +27,13 @@ def _pack_some(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
     padded = functional.pad(weight.float(), (0, 0, 0, -len(weight) % TILE))
     groups = padded.view(-1, TILE, units, form.unit)
     offset = 1 << (form.bits - 1)
-    scales = _choose(groups, offset)
-    codes = (_rounded(groups, scales, offset) + offset).to(torch.uint8)
+    scales = choose_scales(groups, offset)
+    codes = (to_integers(groups, scales, offset) + offset).to(torch.uint8)
     # Blocks of 32 inputs: two halves, of four words with the codes of four inputs, for each of 16 rows.
     words = codes.view(-1, TILE, units, form.unit // BLOCK, 2, 4, 4).permute(0, 2, 3, 4, 5, 1, 6)
     planes = [plane.flatten(3) for plane in _planes(words, form.bits)]
     head = scales.bfloat16().transpose(1, 2).contiguous().view(torch.uint8)
     return torch.cat([head, torch.cat(planes, -1).flatten(2)], -1).flatten(1)
-
-
-def _choose(groups: torch.Tensor, offset: int) -> torch.Tensor:
-    """The scale of each group, ``[tiles, 16, units]`` of ``[tiles, 16, units, inputs]``, of those tried the best."""
-    greatest, least = groups.amax(-1).clamp(min=0), groups.amin(-1).clamp(max=0)
-    largest = torch.where(greatest > -least, greatest, least)
-    best, smallest = torch.zeros_like(largest), torch.full_like(largest, torch.inf)
-    for step in _STEPS:
-        scales = (largest / (_STEP * step - offset)).bfloat16().float()
-        found = (groups - scales[..., None] * _rounded(groups, scales, offset)).square_().sum(-1)
-        is_better = (found < smallest) | (step == 0)  # also where errors are no numbers, or too large
-        best, smallest = torch.where(is_better, scales, best), torch.where(is_better, found, smallest)
-    return torch.where(largest.abs() < _SMALLEST, 0.0, best)
-
-
-def _rounded(groups: torch.Tensor, scales: torch.Tensor, offset: int) -> torch.Tensor:
-    """The integers of groups, as floats; zeros where the scale is zero."""
-    inverse = torch.where(scales == 0, 0.0, 1 / scales)
-    return (groups * inverse[..., None]).round_().clamp_(-offset, offset - 1)
 
 
 def _planes(words: torch.Tensor, bits: int) -> Iterator[torch.Tensor]:

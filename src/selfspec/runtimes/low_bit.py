@@ -29,6 +29,7 @@ from selfspec.runtimes.packed import PackedWeights
 from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
 from selfspec.runtimes.products import CompiledProduct, Function, LowBitProduct, Product, can_join, join
 from selfspec.runtimes.runner import Runner
+from selfspec.runtimes.scales import choose_scales, to_integers
 from selfspec.runtimes.structures import Linear
 
 HEAD = -1
@@ -45,9 +46,6 @@ _CPU_TILES, _CUDA_TILES = 2, 8
 
 _CUDA_INPUTS = 16 * _CUDA_TILES
 """Inputs of a product of 4 bits on CUDA are a multiple of this."""
-
-_STEPS = (0, -3, -2, -1, 1, 2, 3)
-"""Which scales are tried, in steps of 0.3 of an integer; see ``packing.h``."""
 
 
 class LowBitCopies:
@@ -344,20 +342,10 @@ class TorchLowBitProduct(Product):
 
 
 def round_to_integers(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric integers, int32 ``[outputs, inputs]``, and scales, bfloat16 ``[outputs, groups]``, of weights.
-
-    Of several scales a group has that of least squared error; see ``packing.h``.
-    """
-    values = weight.float().view(len(weight), -1, group)
-    lowest = -(1 << (bits - 1))
-    greatest, least = values.amax(2), values.amin(2)
-    largest = torch.where(greatest > -least, greatest, least)
-    best, best_error = torch.zeros_like(largest), torch.full_like(largest, torch.inf)
-    for step in _STEPS:
-        scale = (largest / (lowest + 0.3 * step)).bfloat16().float()
-        error = (_integers(values, scale, lowest) * scale[..., None] - values).square().sum(2)
-        best, best_error = torch.where(error < best_error, scale, best), torch.minimum(error, best_error)
-    return _integers(values, best, lowest).flatten(1).int(), best.bfloat16()
+    """Symmetric integers, int32 ``[outputs, inputs]``, and scales, bfloat16 ``[outputs, groups]``, of weights."""
+    groups, offset = weight.float().view(len(weight), -1, group), 1 << (bits - 1)
+    scales = choose_scales(groups, offset)
+    return to_integers(groups, scales, offset).flatten(1).int(), scales.bfloat16()
 
 
 def _rounded(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
@@ -366,11 +354,6 @@ def _rounded(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
     integers, scales = round_to_integers(weight, form.bits, group)
     values = integers.view(len(weight), -1, group) * scales.float()[..., None]
     return values.flatten(1).to(weight.dtype)
-
-
-def _integers(values: torch.Tensor, scales: torch.Tensor, lowest: int) -> torch.Tensor:
-    inverse = torch.where(scales == 0, 0.0, 1 / scales)
-    return (values * inverse[..., None]).round().clamp(lowest, -lowest - 1)
 
 
 def torch_bytes(product: Product, form: PackedFormat) -> int:

@@ -47,20 +47,44 @@ template <class T> void unpack(const Linear& linear, const int64_t* rows, T* to,
     }
 }
 
+// Of two vectors, the lanes whose number has the bit SIDE, or those that lack it, side by side in steps of SIDE.
+template <int SIDE, bool HAS, unsigned... LANE> inline Words chosen(Words a, Words b, std::integer_sequence<unsigned, LANE...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, (LANE & SIDE ? LANES + LANE - (HAS ? 0 : SIDE) : LANE + (HAS ? SIDE : 0))...);
+#else
+    return __builtin_shuffle(a, b, Words{(LANE & SIDE ? LANES + LANE - (HAS ? 0 : SIDE) : LANE + (HAS ? SIDE : 0))...});
+#endif
+}
+// Makes the lanes of as many vectors their numbers.
+template <int SIDE = 1> inline void transpose(Words* vectors) {
+    if constexpr (SIDE < LANES) {
+        for (int i = 0; i < LANES; i++)
+            if (!(i & SIDE)) {
+                const std::make_integer_sequence<unsigned, LANES> lanes;
+                const Words a = vectors[i], b = vectors[i + SIDE];
+                vectors[i] = chosen<SIDE, false>(a, b, lanes), vectors[i + SIDE] = chosen<SIDE, true>(a, b, lanes);
+            }
+        transpose<2 * SIDE>(vectors);
+    }
+}
+
 // Makes weights of the symmetric formats of others. Vectors are of weight rows side by side, so that a copy is the same on
-// every processor.
+// every processor whose additions are fused with multiplications.
 template <class T, class F> struct Packer {
     static constexpr int lowest = -F::offset, highest = F::offset - 1;
     static constexpr float STEP = 0.3f, SMALLEST = 1e-30f;
+    static constexpr float ROUNDS = 0x1.8p23f;
     using Values = Floats[F::unit];  // of a group
     const T* from;
     uint8_t* to;
     long k, n;
 
-    static Ints codes(Floats values, Floats inverse) {
-        Ints found = nearest(values * inverse);
-        found = found < lowest ? spread(int32_t(lowest)) : found;
-        return found > highest ? spread(int32_t(highest)) : found;
+    // The codes of values, each added to ROUNDS: so they are whole, and the low bits of the sum.
+    static Floats codes(Floats values, Floats inverse) {
+        const Floats first = spread(ROUNDS + lowest), last = spread(ROUNDS + highest);
+        Floats found = values * inverse + ROUNDS;
+        found = found > first ? found : first;  // which is that of no number, too
+        return found < last ? found : last;
     }
     // The sums of squared errors with scales.
     static Floats errors(const Values& values, Floats scales) {
@@ -70,8 +94,8 @@ template <class T, class F> struct Packer {
 #pragma GCC unroll 2
             for (int odd = 0; odd < 2; odd++) {
                 const Floats value = values[i + odd];
-                const Floats difference = value - scales * __builtin_convertvector(codes(value, inverse), Floats);
-                sums[odd] += difference * difference;
+                const Floats difference = multiply_add(value, scales, ROUNDS - codes(value, inverse));
+                sums[odd] = multiply_add(sums[odd], difference, difference);
             }
         return sums[0] + sums[1];
     }
@@ -87,33 +111,39 @@ template <class T, class F> struct Packer {
             return (Floats)(Lanes<bf16>::down_high(largest / (lowest + STEP * step)) & 0xffff0000u);
         };
         Floats best = scales_of(0), smallest = errors(values, best);  // taken where errors are no numbers, or too large
-        for (int step : {-3, -2, -1, 1, 2, 3}) {
+        for (int step : {-4, -2, -1, 1, 3}) {
             const Floats scales = scales_of(step), found = errors(values, scales);
             best = found < smallest ? scales : best;
             smallest = found < smallest ? found : smallest;
         }
         return size < SMALLEST ? Floats{} : best;
     }
+    // A group of some weight rows side by side; those after the last are zeros.
+    void lay(long first, long start, Values& values) const {
+        for (int block = 0; block < F::unit; block += Lanes<T>::width) {
+            Words rows[LANES] = {};
+            for (long row = 0; row < std::min(long(LANES), n - first); row++)
+                rows[row] = load<Words>(from + (first + row) * k + start + block);
+            transpose(rows);
+            for (int i = 0; i < Lanes<T>::width; i++)
+                values[block + i] = Lanes<T>::part(reinterpret_cast<const T*>(rows + i / Lanes<T>::parts), i % Lanes<T>::parts);
+        }
+    }
 
-    // Some weight rows side by side; those after the last are zeros.
+    // Some weight rows side by side.
     void tile(long first) const {
         uint8_t* unit = to + first / TILE * (k / F::unit) * F::bytes;
-        float laid[F::unit][TILE] = {};
         uint32_t words[F::unit / 4][TILE];
         for (long start = 0; start < k; start += F::unit, unit += F::bytes) {
-            for (long row = 0; row < std::min(TILE, n - first); row++)
-                for (long i = 0; i < F::unit; i++) laid[i][row] = up(from[(first + row) * k + start + i]);
             for (long row = 0; row < TILE; row += LANES) {
                 Values values;
-                for (int i = 0; i < F::unit; i++) values[i] = load<Floats>(laid[i] + row);
+                lay(first + row, start, values);
                 const Floats scales = choose(values), inverse = scales == 0.0f ? Floats{} : 1.0f / scales;
-                for (int lane = 0; lane < LANES; lane++) {
-                    const bf16 scale = down<bf16>(scales[lane]);
-                    std::memcpy(unit + 2 * (row + lane), &scale, sizeof(scale));
-                }
+                narrow((Ints)((Words)scales >> 16), reinterpret_cast<int16_t*>(unit) + row);
                 for (int group = 0; group < F::unit / 4; group++) {
                     Words word = {};
-                    for (int i = 0; i < 4; i++) word |= (Words)(codes(values[4 * group + i], inverse) + F::offset) << 8 * i;
+                    for (int i = 0; i < 4; i++)
+                        word |= ((Words)codes(values[4 * group + i], inverse) - (Words)spread(ROUNDS + lowest)) << 8 * i;
                     std::memcpy(words[group] + row, &word, sizeof(Words));
                 }
             }
