@@ -71,12 +71,12 @@ def groups_of(weight: torch.Tensor, form: PackedFormat) -> list[torch.Tensor]:
 
 
 def codes_and_scale(group: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The integers and the scale of a group: of six scales that of least squared error."""
+    """The integers and the scale of a group: of some scales that of least squared error."""
     lowest = -(2 ** (bits - 1))
     greatest, least = group.amax(1, keepdim=True), group.amin(1, keepdim=True)
     largest = torch.where(greatest > -least, greatest, least)
     best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    for step in (0, -4, -2, -1, 1, 3):
+    for step in (0, -4, -2, -1, 1, 3) if bits == 4 else (0, -3, 3):
         scale = (largest / (lowest + 0.3 * step)).bfloat16().float()
         codes = torch.where(scale == 0, 0, group * (1 / scale)).nan_to_num().round().clamp(lowest, -lowest - 1)
         error = (group - codes * scale).double().square().sum(1, keepdim=True)

@@ -44,7 +44,7 @@ class PackedWeights:
     def of(weight: torch.Tensor, form: PackedFormat) -> "PackedWeights":
         """Low-bit copies of weights ``[outputs, inputs]``, contiguous, in a dtype that has kernels.
 
-        The format is a symmetric one. Of six scales near the one that maps the value of largest magnitude to the
+        The format is a symmetric one. Of some scales near the one that maps the value of largest magnitude to the
         lowest integer, a group gets that of least squared error. Values are rounded to the nearest integer.
         """
         outputs, inputs = weight.shape

@@ -111,8 +111,9 @@ template <class T, class F> struct Packer {
             return (Floats)(Lanes<bf16>::down_high(largest / (lowest + STEP * step)) & 0xffff0000u);
         };
         Floats best = scales_of(0), smallest = errors(values, best);  // taken where errors are no numbers, or too large
-        for (int step : {-4, -2, -1, 1, 3}) {
-            const Floats scales = scales_of(step), found = errors(values, scales);
+        constexpr int STEPS[] = {-4, -2, -1, 1, 3, -3, 3};  // the last two for finer codes, of which they are enough
+        for (int i = F::bits > 4 ? 5 : 0; i < (F::bits > 4 ? 7 : 5); i++) {
+            const Floats scales = scales_of(STEPS[i]), found = errors(values, scales);
             best = found < smallest ? scales : best;
             smallest = found < smallest ? found : smallest;
         }

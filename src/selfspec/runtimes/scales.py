@@ -3,8 +3,8 @@
 import torch
 
 _STEP = 0.3
-_STEPS = (0, -4, -2, -1, 1, 3)
-"""Scales that are tried; of equally good ones the first is taken."""
+_STEPS, _FEW_STEPS = (0, -4, -2, -1, 1, 3), (0, -3, 3)
+"""Scales that are tried, at 4 bits and at more; of equally good ones the first is taken."""
 
 _SMALLEST = 1e-30
 """A group of smaller values has a scale of zero."""
@@ -23,7 +23,7 @@ def choose_scales(groups: torch.Tensor, offset: int) -> torch.Tensor:
     greatest, least = groups.amax(-1).clamp(min=0), groups.amin(-1).clamp(max=0)
     largest = torch.where(greatest > -least, greatest, least)
     best, smallest = torch.zeros_like(largest), torch.full_like(largest, torch.inf)
-    for step in _STEPS:
+    for step in _STEPS if offset == 8 else _FEW_STEPS:
         scales = (largest / (_STEP * step - offset)).bfloat16().float()
         found = (groups - scales[..., None] * to_integers(groups, scales, offset)).square_().sum(-1)
         is_better = (found < smallest) | (step == 0)  # also where errors are no numbers, or too large

@@ -9,7 +9,7 @@ from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelE
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target
 
-_WEIGHTS_A_SECOND = 5e8
+_WEIGHTS_A_SECOND = 7e8
 """Of which a thread makes low-bit copies, about."""
 
 
