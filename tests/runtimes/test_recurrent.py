@@ -17,6 +17,7 @@ from selfspec.model.slots import find_layers_of_cache
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.delta_net import compile_delta_net
+from selfspec.runtimes.mamba import compile_mamba
 from selfspec.runtimes.mamba2 import compile_mamba2
 from selfspec.runtimes.recurrent import RecurrentBranch
 from selfspec.runtimes.short_convolution import compile_short_convolution
@@ -25,13 +26,14 @@ from selfspec.runtimes.target import Target
 pytestmark = needs_kernels
 
 NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-FAMILIES = (*NETS, "lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h", "mamba2")
-EACH = pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "granitemoehybrid"])
+MAMBAS = ("mamba", "falcon_mamba", "jamba")
+FAMILIES = (*NETS, "lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h", "mamba2", *MAMBAS)
+EACH = pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "granitemoehybrid", "jamba"])
 LENGTH = 9
 
 
 def compiled_form(part: Sublayer) -> Sublayer:
-    return compile_short_convolution(compile_mamba2(compile_delta_net(part)))
+    return compile_short_convolution(compile_mamba(compile_mamba2(compile_delta_net(part))))
 
 
 def parts_of(model: Any) -> tuple[Decoder, LayerPart, RecurrentBranch]:
@@ -65,6 +67,7 @@ SHAPES = {
     "heads of values for each of keys": lambda: shaped(num_key_heads=2, num_value_heads=6, value_head_dim=48),
     "a longer convolution": lambda: shaped(conv_kernel_dim=6),
     "biases": biased,
+    "a norm beside attention": lambda: built("falcon_h1-norm"),
 }
 
 
@@ -95,6 +98,18 @@ def test_it_computes_what_transformers_computes(shape: str) -> None:
             found = run(decoder, compiled, states, rows, settled=settled)
             assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (expected - states).abs().max() > 0.01, "the net changes the stream"
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "mamba2"])
+@torch.inference_mode()
+def test_a_stream_in_float32_stays_that(family: str) -> None:
+    decoder, part, compiled = parts_of(copy.deepcopy(built(family)).to(torch.bfloat16))
+    assert part.layer.residual_in_fp32
+    states = torch.randn(LENGTH, decoder.hidden_size, generator=torch.Generator().manual_seed(4)) * (1 + 2**-12)
+    expected = run(decoder, part, states, [1] * LENGTH)
+    found = run(decoder, compiled, states, [4, 2, 3])
+    assert found.dtype == expected.dtype == torch.float32
+    assert (found - expected).abs().max() < 0.02 * (expected - states).abs().max()
 
 
 @EACH

@@ -63,10 +63,13 @@ class LayerPart(Sublayer):
         """Runs once for the rows of each sequence, ``[rows, hidden]``."""
         return forward.by_part(lambda own, rows: self._run(hidden_states[own], rows))
 
+    def call(self, rows: Rows) -> LayerCall:
+        """What the layer is called with for the rows of a sequence."""
+        return self._skeleton.calls(rows)[self.index]
+
     def _run(self, hidden_states: torch.Tensor, rows: Rows) -> torch.Tensor:
-        skeleton = self._skeleton
-        if skeleton.kinds[self.index].states == 0:
-            return skeleton.calls(rows)[self.index].run(self.module, hidden_states[None])[0]
+        if self._skeleton.kinds[self.index].states == 0:
+            return self.call(rows).run(self.module, hidden_states[None])[0]
         stretches = [rows] if rows.count == 1 or self._runs_together(rows) else rows.each()
         pieces = torch.split(hidden_states, [stretch.count for stretch in stretches])
         return torch.cat([self._carry(piece, stretch) for piece, stretch in zip(pieces, stretches, strict=True)])
@@ -77,7 +80,7 @@ class LayerPart(Sublayer):
 
     def _carry(self, hidden_states: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Runs rows from the state after the slot before them, and keeps the state after the last of them."""
-        call = self._skeleton.calls(rows)[self.index]
+        call = self.call(rows)
         call.cache.load(self.index)
         output = call.run(self.module, hidden_states[None])[0]
         call.cache.save(self.index)
@@ -89,7 +92,7 @@ class RowsPart(LayerPart):
 
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Runs on ``[rows, hidden]``."""
-        return self._skeleton.calls(forward.parts[0])[self.index].run(self.module, hidden_states[None])[0]
+        return self.call(forward.parts[0]).run(self.module, hidden_states[None])[0]
 
 
 class Nothing(Sublayer):

@@ -38,7 +38,7 @@ template <class T> constexpr long most_attending() {
 
 #include "grids.h"
 #include "layout.h"
-#include "state_net.h"
+#include "selective_scan.h"
 
 // Weight rows of a GGUF file, in an order if one is given, as tiles.
 extern "C" void lay_out_gguf(int format, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
@@ -72,6 +72,13 @@ extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scale
                                        const T* shares, const T* gate, const float* before, float* const* states,      \
                                        long kept, T* out, long rows, int threads) {                                    \
         run_state_net<T>(*net, window, channels, times, shares, gate, before, states, kept, out, rows, threads);       \
+    }                                                                                                                  \
+    extern "C" void selective_scan_##SUFFIX(const float* decay, const float* skip, const float* bias, const T* values, \
+                                            const T* times, const T* keys, const T* queries, const T* gate,            \
+                                            const float* before, float* const* states, long kept, T* out, long rows,   \
+                                            long channels, long size, int threads) {                                   \
+        selective_scan<T>(decay, skip, bias, values, times, keys, queries, gate, before, states, kept, out, rows,      \
+                          channels, size, threads);                                                                    \
     }                                                                                                                  \
     extern "C" void forward_##SUFFIX(const Forward* f, T* stream, long rows) { Team<T>(*f, stream, rows).run(); }      \
     extern "C" void draft_##SUFFIX(const Chain* chain) {                                                               \

@@ -229,6 +229,7 @@ def _declare(library: ctypes.CDLL) -> None:
             *(POINTER(NativeStateNet), c_void_p, c_long, *[c_void_p] * 4),
             *(POINTER(c_void_p), c_long, c_void_p, c_long, c_int),
         ],
+        "selective_scan": [*[c_void_p] * 9, POINTER(c_void_p), c_long, c_void_p, *[c_long] * 3, c_int],
         "forward": [POINTER(NativeCall), c_void_p, c_long],
         "draft": [POINTER(NativeChain)],
         "verify": [POINTER(NativeChain)],

@@ -1,10 +1,13 @@
-"""Mamba-2 (Granite 4, Nemotron-H, Mamba-2) as branches with states."""
+"""Mamba-2 (Granite 4, Falcon-H1, Nemotron-H, Mamba-2) as branches with states."""
 
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 
-from selfspec.model.forward import Rows
+from selfspec.model.forward import Forward, Rows
+from selfspec.model.skeleton import substitute
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.recurrent import holds_only
@@ -17,6 +20,9 @@ _NAMES = {
     "Mamba2Mixer": ("norm", "mixer"),
 }
 """By class, the names of the norm before it and of itself in a layer."""
+
+_BESIDE = "FalconH1Mixer", ("input_layernorm", "mamba", "self_attn")
+"""The class that runs beside attention, and the names of the norm before both and of both."""
 
 
 class Mamba2(StateNet):
@@ -54,6 +60,53 @@ class Mamba2(StateNet):
         return left
 
 
+class Mamba2BesideAttention(Mamba2):
+    """The part of a Falcon-H1 layer in which Mamba-2 and attention read the same rows.
+
+    Mamba-2 runs on all of them first. The layer's own forward does the rest, once for the rows of each sequence.
+
+    Args:
+        part: the same by transformers' modules.
+    """
+
+    def __init__(self, part: LayerPart) -> None:
+        self._part = part
+        super().__init__(part, *_BESIDE[1][:2])
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Norm, module and attention."""
+        return self._part.modules
+
+    def is_current(self) -> bool:
+        """Whether the layer's modules and weights still are those that were looked at."""
+        return super().is_current() and self._part.is_current()
+
+    def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Runs on the rows of all sequences, ``[rows, hidden]``."""
+        entered = self.enter(self.norm(hidden_states))
+        left = self.leave(self.follow_all(forward, entered), *entered)
+
+        def run(own: slice, rows: Rows) -> torch.Tensor:
+            module = substitute(self._part.module, {_BESIDE[1][1]: lambda **_: left[None, own]})
+            return self._part.call(rows).run(module, hidden_states[None, own])[0]
+
+        return forward.by_part(run)
+
+    def enter(self, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See ``Mamba2``; with the multipliers of what goes in and comes out of the first product."""
+        net = self.module
+        gate, mixed, times = (net.in_proj(normed * net.ssm_in_multiplier) * net.mup_vector[0]).split(self._split, -1)
+        return mixed, times, gate
+
+    def leave(self, found: torch.Tensor, *entered: torch.Tensor) -> torch.Tensor:
+        """See ``Mamba2``; some models have no norm."""
+        if self.module.mamba_rms_norm:
+            return super().leave(found, *entered)
+        left: torch.Tensor = self.module.out_proj(found * functional.silu(entered[-1]))
+        return left
+
+
 def _sizes(net: Any) -> Sizes:
     return Sizes(net.n_groups, net.num_heads, net.ssm_state_size, net.head_dim)
 
@@ -65,6 +118,9 @@ def compile_mamba2(sublayer: Sublayer) -> Sublayer:
         KernelBuildError: there are no kernels.
     """
     layer: Any = sublayer.layer
+    if type(getattr(layer, "mamba", None)).__name__ == _BESIDE[0] and holds_only(sublayer, *_BESIDE[1]):
+        assert isinstance(sublayer, LayerPart)
+        return Mamba2BesideAttention(sublayer) if has_kernel(layer.mamba, _sizes(layer.mamba)) else sublayer
     found = (names for name, names in _NAMES.items() if type(getattr(layer, names[1], None)).__name__ == name)
     names = next(found, None)
     if names is None or not holds_only(sublayer, *names):
@@ -73,5 +129,4 @@ def compile_mamba2(sublayer: Sublayer) -> Sublayer:
     if not has_kernel(net, _sizes(net)):
         return sublayer
     assert isinstance(sublayer, LayerPart)
-    widens = getattr(layer, "residual_in_fp32", False) and net.norm.weight.dtype != torch.float32
-    return sublayer if widens else Mamba2(sublayer, *names)
+    return Mamba2(sublayer, *names)

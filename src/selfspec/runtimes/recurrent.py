@@ -13,6 +13,7 @@ from torch import nn
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
+from selfspec.runtimes.kernels import DTYPES, find
 from selfspec.runtimes.products import is_plain, signature
 
 
@@ -36,6 +37,7 @@ class RecurrentBranch(Sublayer):
         self._names = norm, module
         self.norm, self.module = self._named()
         self._signature = signature(self.modules)
+        self._widens = bool(getattr(part.layer, "residual_in_fp32", False))
 
     def _named(self) -> tuple[Any, Any]:
         norm, module = (getattr(self.layer, name) for name in self._names)
@@ -56,11 +58,15 @@ class RecurrentBranch(Sublayer):
         return self._named() == (self.norm, self.module) and self._signature == signature(self.modules)
 
     def __call__(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Runs on the rows of all sequences, ``[rows, hidden]``."""
-        entered = self.enter(self.norm(hidden_states))
-        found = forward.by_part(lambda own, rows: self.follow(rows, *(each[own] for each in entered)))
-        left = self.leave(found, *entered)
+        """Runs on the rows of all sequences, ``[rows, hidden]``. Some layers have their stream in float32."""
+        entered = self.enter(self.norm(hidden_states.to(self.norm.weight.dtype) if self._widens else hidden_states))
+        hidden_states = hidden_states.float() if self._widens else hidden_states
+        left = self.leave(self.follow_all(forward, entered), *entered)
         return hidden_states + (left if self.multiplier == 1.0 else left * self.multiplier)
+
+    def follow_all(self, forward: Forward, entered: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """See ``follow``, for the rows of all sequences."""
+        return forward.by_part(lambda own, rows: self.follow(rows, *(each[own] for each in entered)))
 
     @abstractmethod
     def enter(self, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -79,9 +85,48 @@ class RecurrentBranch(Sublayer):
         return left
 
 
-def holds_only(part: Sublayer, norm: str, module: str) -> bool:
-    """Whether a part of a layer is this norm and this module, without hooks."""
-    named = [getattr(part.layer, name, None) for name in (norm, module)]
+class Convolution:
+    """A causal convolution of each channel. Entries are added one by one, so that a row does not depend on the others.
+
+    Args:
+        conv: as transformers has it.
+    """
+
+    def __init__(self, conv: nn.Conv1d) -> None:
+        self._weight = conv.weight.detach()[:, 0].float().T.contiguous()
+        self._bias = None if conv.bias is None else conv.bias.detach().float()
+
+    def window(self, rows: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+        """Rows ``[rows, channels]`` with those before them, zeros at the start of a text."""
+        return torch.cat([rows.new_zeros(len(self._weight) - 1, rows.shape[1]) if seen is None else seen, rows])
+
+    def run(self, window: torch.Tensor) -> torch.Tensor:
+        """The convolved rows of a window, in float32."""
+        taps, count = len(self._weight), len(window) + 1 - len(self._weight)
+        found = window[:count].float() * self._weight[0]
+        for tap in range(1, taps):
+            found += window[tap : tap + count].float() * self._weight[tap]
+        return found if self._bias is None else found.add_(self._bias)
+
+    def seen(self, window: torch.Tensor, row: int) -> torch.Tensor:
+        """What the row after a row of a window reads beside itself."""
+        return window[row + 1 : row + len(self._weight)].clone()  # a view would hold the window of a whole prompt
+
+
+def kernels_take(net: nn.Module) -> bool:
+    """Whether kernels run a module on the device and in the dtype that its weights have.
+
+    Raises:
+        KernelBuildError: there are no kernels.
+    """
+    find()
+    weights = [weight for weight in net.parameters() if weight.is_floating_point()]
+    return all(weight.is_cpu for weight in net.parameters()) and {weight.dtype for weight in weights} <= DTYPES.keys()
+
+
+def holds_only(part: Sublayer, *names: str) -> bool:
+    """Whether a part of a layer is these modules, without hooks."""
+    named = [getattr(part.layer, name, None) for name in names]
     if not isinstance(part, LayerPart) or None in named or {*map(id, part.modules)} != {*map(id, named)}:
         return False
     return all(is_plain(each) for root in part.modules for each in root.modules())

@@ -30,6 +30,7 @@ from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
+from selfspec.runtimes.mamba import compile_mamba
 from selfspec.runtimes.mamba2 import compile_mamba2
 from selfspec.runtimes.products import Function, compile_head
 from selfspec.runtimes.short_convolution import compile_short_convolution
@@ -168,7 +169,7 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
     if runtime == "auto" and isinstance(decoder, ObservedDecoder):
         sublayers = [compile_short_convolution(each) for each in sublayers]
         with contextlib.suppress(KernelBuildError):
-            sublayers = [compile_mamba2(compile_delta_net(each)) for each in sublayers]
+            sublayers = [compile_mamba(compile_mamba2(compile_delta_net(each))) for each in sublayers]
     if runtime == "eager" or isinstance(decoder, ObservedDecoder):
         return Runner(decoder, rope, sublayers, decoder.final_norm, decoder.head, compiled=False)
     sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]

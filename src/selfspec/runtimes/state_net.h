@@ -21,6 +21,8 @@ struct StateNet {
     int delta;
 };
 
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
 constexpr float UNIT_EPSILON = 1e-6f;  // of the norms of queries and keys
 
 // The convolution of some channels of a row, whose window are its own and the rows before it, and what activates it.
@@ -107,8 +109,7 @@ void run_state_net(const StateNet& net, const T* window, long channels, const T*
             const float* query = asked.data() + (row * net.groups + head / shared) * 2 * net.state;
             convolve(net, window + row * channels, channels, net.values + head * net.size, net.size, value);
             const float time = up(times[row * net.heads + head]) + net.bias[head];
-            const float length = time > 20.0f ? time : std::log1p(std::exp(time));
-            const float taken = std::min(std::max(length, net.lowest), net.highest);
+            const float taken = std::min(std::max(softplus(time), net.lowest), net.highest);
             const float share = net.delta ? sigmoid(up(shares[row * net.heads + head])) : taken;
             float* to = states[std::max(0L, row - (rows - kept))] + head * whole;
             run(from, to, query, query + net.state, value, std::exp(-net.decay[head] * taken), share, read, net.state, net.size);

@@ -11,7 +11,7 @@ from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, find, load
-from selfspec.runtimes.recurrent import RecurrentBranch
+from selfspec.runtimes.recurrent import RecurrentBranch, kernels_take
 from selfspec.runtimes.structures import NativeStateNet
 
 State = tuple[torch.Tensor, torch.Tensor]
@@ -74,7 +74,7 @@ class StateNet(RecurrentBranch):
             **dict(zip(("queries", "keys", "values"), firsts, strict=True)),
             **asdict(sizes),
             taps=self._taps,
-            epsilon=net.norm.variance_epsilon,
+            epsilon=net.norm.variance_epsilon if gated else 0.0,
             lowest=0.0,
             highest=math.inf,
             delta=gated,
@@ -123,7 +123,4 @@ def has_kernel(net: Any, sizes: Sizes) -> bool:
         KernelBuildError: there are no kernels.
     """
     fits = max(sizes.state, sizes.size) <= find().constants["MOST_DIM"] and sizes.size % TILE == 0
-    fits = fits and sizes.heads % sizes.groups == 0
-    weights = [weight for weight in net.parameters() if weight.is_floating_point()]
-    on_cpu = all(weight.is_cpu for weight in net.parameters())
-    return fits and on_cpu and net.activation == "silu" and {weight.dtype for weight in weights} <= DTYPES.keys()
+    return fits and sizes.heads % sizes.groups == 0 and net.activation == "silu" and kernels_take(net)
