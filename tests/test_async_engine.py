@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.low_bit_model import random_model
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec import AsyncEngine, Engine, Generation, RequestStream, engine_thread
+from selfspec.decoding.output import Output
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine_thread import EngineThread
 from selfspec.errors import (
@@ -114,10 +116,13 @@ def test_a_stream_gives_the_pieces_of_the_output() -> None:
     assert "".join(piece.text for piece in pieces) == expected.text
     assert states == ["waiting", "finished"]
     assert stream.request_id == "mine"
-    assert stream.prompt_ids == tuple(engine.encode("def half("))
+    assert stream.result_with("known").text == "known"
     assert [each.token_ids for each in stream.rounds] == [each.token_ids for each in expected.rounds]
-    times = [stream.submitted_at, stream.started_at, stream.first_token_at, stream.ended_at]
-    assert times == sorted(times)
+    started, first, ended = stream.started_at, stream.first_token_at, stream.ended_at
+    assert started is not None
+    assert first is not None
+    assert ended is not None
+    assert started <= first <= ended
 
 
 def test_a_chat_and_an_engine_of_another_thread_beside() -> None:
@@ -316,6 +321,33 @@ def test_closing_waits_for_requests_or_ends_them() -> None:
         assert all(isinstance(end, EngineClosedError) for end in asyncio.run(main(**how)))
 
 
+def test_a_close_that_drains_does_not_undo_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, step = threading.Event(), Scheduler.step
+
+    def held(scheduler: Scheduler) -> Any:
+        may_go_on.wait(60)
+        return step(scheduler)
+
+    async def main() -> None:
+        served = AsyncEngine(make_engine())
+        served.start()
+        stream = served.submit(prompt(7), **LONG)
+        await anext(stream)
+        monkeypatch.setattr(Scheduler, "step", held)
+        closing = [asyncio.create_task(served.close(drain=False))]
+        while not served._thread._stopped:
+            await asyncio.sleep(0.001)
+        closing.append(asyncio.create_task(served.close()))
+        await asyncio.sleep(0.1)
+        may_go_on.set()
+        await asyncio.gather(*closing)
+        with pytest.raises(EngineClosedError):
+            async for _ in stream:
+                pass
+
+    asyncio.run(main())
+
+
 def test_an_exception_in_the_block_ends_the_requests() -> None:
     async def main() -> RequestStream:
         with contextlib.suppress(ZeroDivisionError):
@@ -396,6 +428,25 @@ def test_an_error_of_the_model_is_that_requests_alone(chunk: int | None) -> None
         assert again.token_ids == good.result().token_ids
 
     run(scenario, Engine(broken, method="suffix", prefill_chunk=chunk))
+
+
+@pytest.mark.parametrize("tokens", [1, 25], ids=["in its last step", "before"])
+def test_a_request_that_the_tokenizer_ends_counts_as_failed(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Output) -> Any:
+        raise ValueError("no text")
+
+    async def scenario(served: AsyncEngine) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "take_pieces", fail)
+            with pytest.raises(RequestFailedError, match="ValueError: no text"):
+                await served.generate(prompt(4), max_new_tokens=tokens, ignore_eos=True)
+        stats = served.stats()
+        assert (stats.running, stats.waiting, stats.finished, stats.failed) == (0, 0, 0, 1)
+        assert stats.methods["uniform"].requests == 1
+        await served.generate(prompt(4), **SHORT)
+        assert (served.stats().finished, served.stats().failed) == (1, 1)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("runtime", ["auto", "eager"])

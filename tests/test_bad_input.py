@@ -126,6 +126,7 @@ WRONG_PARAMETERS: list[dict[str, Any]] = [
     {"temperature": -0.1},
     {"temperature": float("nan")},
     {"temperature": float("inf")},
+    {"temperature": 10**400},
     {"temperature": "hot"},
     {"top_p": 0.0},
     {"top_p": 1.01},
@@ -204,6 +205,11 @@ def test_every_parameter_is_tried_with_wrong_values() -> None:
 def test_a_schema_says_itself_where_the_text_ends() -> None:
     with pytest.raises(errors.InvalidParameterError, match="min_tokens and json_schema"):
         SamplingParams(min_tokens=3, json_schema={})
+
+
+def test_logits_are_not_divided_by_nearly_nothing() -> None:
+    assert SamplingParams(temperature=1e-40).temperature == 0.0
+    assert SamplingParams(temperature=0.01).temperature == 0.01
 
 
 def test_coupled_sampling_needs_a_seed() -> None:
@@ -467,8 +473,10 @@ class FailingOnce(LogitsProcessor):
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         MemoryError(),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"),
+        RuntimeError("CUDA error: out of memory"),
     ],
-    ids=["device", "python", "host"],
+    ids=["device", "python", "host", "metal", "driver"],
 )
 def test_out_of_memory_says_what_to_reduce(engine: Engine, cause: Exception) -> None:
     with pytest.raises(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ def read(name: str) -> Any:
         ValueError: it was measured with uncommitted changes, or has no stamp.
     """
     result = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    stamp = find_stamp(result)
-    if stamp is None or stamp["dirty"]:
+    stamps = [*stamps_of(result)]
+    if not stamps or any(stamp["dirty"] for stamp in stamps):
         raise ValueError(f"{name}.json is not of a clean commit; measure it again")
     return result
 
@@ -42,17 +42,19 @@ def present(names: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def stamps_of(result: Any) -> Iterator[Mapping[str, Any]]:
+    """The stamps of a result, wherever they stand."""
+    if isinstance(result, Mapping) and "commit" in result and "dirty" in result:
+        yield result
+        return
+    parts = result.values() if isinstance(result, Mapping) else result if isinstance(result, list) else ()
+    for part in parts:
+        yield from stamps_of(part)
+
+
 def find_stamp(result: Any) -> Mapping[str, Any] | None:
-    """The stamp of a result, wherever it stands: the last one where there are several; ``None`` if there is none."""
-    if isinstance(result, Mapping):
-        if "commit" in result and "dirty" in result:
-            return result
-        parts: Iterable[Any] = result.values()
-    elif isinstance(result, list) and result and isinstance(result[-1], Mapping):
-        parts = result[-1:]
-    else:
-        return None
-    return next((found for part in parts if (found := find_stamp(part)) is not None), None)
+    """The last stamp of a result; ``None`` if there is none."""
+    return next(iter([*stamps_of(result)][::-1]), None)
 
 
 def machine(stamp: Mapping[str, Any]) -> str:

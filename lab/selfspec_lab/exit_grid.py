@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from selfspec import Engine, Prompt
 from selfspec.errors import InvalidParameterError
-from selfspec_lab.exit_replay import replayed_tokens_per_layer, shadow_matches
+from selfspec_lab.exit_replay import shadow_matches, static_rounds
+from selfspec_lab.replay import tokens_per_layer
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18)
 """Draft lengths of the grid; DEL's longest is 18."""
@@ -96,7 +97,7 @@ def search_exit(engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int) 
     layers = engine.target.layer_count
     pairs, texts = grid(layers), list(shadow_texts(engine, prompts, max_new_tokens))
     means = {
-        pair: statistics.fmean(replayed_tokens_per_layer(text.matches, *pair, layers) for text in texts)
+        pair: statistics.fmean(tokens_per_layer(static_rounds(text.matches, *pair, layers), layers) for text in texts)
         for pair in pairs
     }
     best = max(pairs, key=means.__getitem__)

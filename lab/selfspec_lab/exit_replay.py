@@ -5,16 +5,14 @@ wrong token the round ends. So the draft tokens of layer ``E`` that matter are i
 and the rounds of ``layerskip`` follow from where these agree with the text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from selfspec.methods.api import Needs
 from selfspec.methods.dynamic_exit import shadow_tokens
-from selfspec.methods.testing import ShadowHead
-from selfspec.types import Generation
+from selfspec.methods.testing import ShadowHead, read_text
 from selfspec_lab.measuring import Target
-from selfspec_lab.prefilled import prefill_text
 from selfspec_lab.replay import Played
 
 _LOGITS_BYTES = 1 << 26
@@ -33,7 +31,7 @@ def shadow_matches(target: Target, prompt_ids: Sequence[int], output_ids: Sequen
     """
     boundaries = range(2, target.sublayer_count + 1, 2)
     needs = Needs(prompt_rows=len(output_ids) - 1, prompt_states=frozenset(boundaries))
-    states = prefill_text(target, [*prompt_ids, *output_ids[:-1]], needs).hidden_states
+    states = read_text(target, [*prompt_ids, *output_ids[:-1]], needs)[1].hidden_states
     with torch.inference_mode():
         tokens, _ = shadow_tokens(ShadowHead(target, _LOGITS_BYTES), [states[boundary] for boundary in boundaries])
     written = torch.tensor(output_ids[1:], device=tokens.device)
@@ -62,28 +60,6 @@ def replay_rounds(matches: Sequence[bool], draft_length: int) -> list[tuple[int,
     return rounds
 
 
-def tokens_per_loaded_layer(rounds: Iterable[tuple[int, int, int]], layer_count: int) -> float:
-    """DEL's eTPL of one output (appendix B.4): tokens ÷ loaded layers; ``1 / L`` for plain decoding.
-
-    Args:
-        rounds: for each round the exit layer, the drafted tokens and the committed tokens; at least one.
-        layer_count: ``L``; every verification loads all layers.
-    """
-    tokens = layers = 0
-    for exit_layer, drafted, committed in rounds:
-        tokens += committed
-        layers += exit_layer * drafted + layer_count
-    return tokens / layers
-
-
-def replayed_tokens_per_layer(
-    matches: Sequence[Sequence[bool]], exit_layer: int, draft_length: int, layer_count: int
-) -> float:
-    """Tokens per loaded layer of a static choice on one output, from its ``shadow_matches``."""
-    rounds = replay_rounds(matches[exit_layer - 1], draft_length)
-    return tokens_per_loaded_layer([(exit_layer, drafted, accepted + 1) for drafted, accepted in rounds], layer_count)
-
-
 def static_rounds(matches: Sequence[Sequence[bool]], exit_layer: int, draft_length: int, layers: int) -> list[Played]:
     """The rounds of a static choice on one output, from its ``shadow_matches``, to replay with a cost model."""
     share = exit_layer / layers
@@ -91,14 +67,3 @@ def static_rounds(matches: Sequence[Sequence[bool]], exit_layer: int, draft_leng
         Played(share, share, drafted, drafted + 1, accepted + 1)
         for drafted, accepted in replay_rounds(matches[exit_layer - 1], draft_length)
     ]
-
-
-def generated_tokens_per_layer(generation: Generation, layer_count: int) -> float:
-    """Tokens per loaded layer of an early-exit method's output of at least two tokens."""
-    return tokens_per_loaded_layer(
-        [
-            (len(record.kept.sublayers) // 2 if record.kept else 0, record.drafted, len(record.token_ids))
-            for record in generation.rounds
-        ],
-        layer_count,
-    )

@@ -68,6 +68,37 @@ def played(record: Round, *, dropped: bool = False) -> Played:
     )
 
 
+def play(rounds: Sequence[Round], *, new_tokens: int = 0, longest: int | None = None) -> list[Played]:
+    """What is stored of the rounds of an output.
+
+    Args:
+        rounds: in their order.
+        new_tokens: that the output may have.
+        longest: most tokens of a draft, where the token at which one ends before that is drafted, but not verified
+            (``drop_unsure``); ``None`` where there is no such token.
+    """
+    left, found = new_tokens - 1, []  # the first token comes from the prefill
+    for record in rounds:
+        dropped = longest is not None and record.kept is not None and record.drafted < min(longest, left - 1)
+        found.append(played(record, dropped=dropped))
+        left -= len(record.token_ids)
+    return found
+
+
+def tokens_per_layer(rounds: Iterable[Played], layers: int) -> float:
+    """DEL's eTPL of one output with rounds (appendix B.4): tokens ÷ loaded layers; ``1 / L`` for plain decoding.
+
+    Args:
+        rounds: of the output.
+        layers: ``L``; every verification loads all of them.
+    """
+    tokens = loaded = 0.0
+    for each in rounds:
+        tokens += each.tokens
+        loaded += layers * (1 + each.steps * (each.attention + each.mlp) / 2)
+    return tokens / loaded
+
+
 def replayed_seconds(rounds: Iterable[Played], prompt_tokens: int, cost: CostModel) -> float:
     """Seconds of all rounds of an output, the selection of sublayers included.
 

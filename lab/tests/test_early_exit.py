@@ -41,7 +41,7 @@ def test_the_exit_learns_what_the_last_layer_chooses() -> None:
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     after = exits.measure(TOKENS)
     assert after["agreement"] > before["agreement"] + 0.1
-    assert after["perplexity"] < 1.05 * before["perplexity"]
+    assert after["perplexity"] < 1.2 * before["perplexity"]
     with exits.unchanged():
         torch.testing.assert_close(logits(exits.model, prompt(20)), logits(original, prompt(20)))
     changed = logits(exits.model, prompt(20))
@@ -78,6 +78,27 @@ def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path: Path) -> Non
     other = EarlyExit(copy.deepcopy(model), replace(TRAINING, rank=4))
     with pytest.raises(InvalidParameterError, match="of another model or --rank"):
         train_resumable(other, TOKENS, TOKENS, 2, tmp_path, seen.append)
+    deeper = EarlyExit(copy.deepcopy(model), replace(TRAINING, exit_layer=3, rows=2))
+    with pytest.raises(InvalidParameterError, match="has another exit_layer; name another --work"):
+        train_resumable(deeper, TOKENS, TOKENS, 2, tmp_path, seen.append)
+
+
+def test_the_teacher_has_all_layers() -> None:
+    original: Any = build("llama")
+    exits = EarlyExit(copy.deepcopy(original), replace(TRAINING, dropout=1.0, steps=1))
+    seen: list[tuple[bool, torch.Tensor]] = []
+    learn = exits._learn
+
+    def watched(inputs: torch.Tensor) -> float:
+        drops = bool(exits._drops)
+        with exits.unchanged():
+            seen.append((drops, logits(exits.model, prompt(20))))
+        return learn(inputs)
+
+    exits._learn = watched  # type: ignore[method-assign]
+    exits.train(TOKENS, lambda *_: None)
+    assert all(drops for drops, _ in seen)
+    torch.testing.assert_close(seen[0][1], logits(original, prompt(20)))
 
 
 @pytest.mark.parametrize("exit_layer", [0, LAYERS])

@@ -16,7 +16,7 @@ from selfspec_lab.papers.costs import (
     roofline_cost,
     with_selection,
 )
-from selfspec_lab.replay import Played, plain_seconds, played, replayed_seconds, replayed_speedup
+from selfspec_lab.replay import Played, plain_seconds, play, played, replayed_seconds, replayed_speedup
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,15 @@ def test_what_is_stored_of_a_round() -> None:
     tokens = Round(4, 4, 2, (7, 7, 7), None, None, PhaseSeconds())
     assert played(tokens) == Played(0.0, 0.0, 0, 5, 3)
     assert played(tokens, dropped=True).steps == 0
+
+
+def test_a_token_is_dropped_where_a_draft_ends_before_it_has_to() -> None:
+    kept = KeptSet((0, 1), 8)
+    lengths = [(4, 4), (2, 1), (0, 1), (3, 3), (1, 2)]  # drafted and committed; the prefill wrote one more
+    rounds = [Round(drafted, drafted, new - 1, (7,) * new, kept, None, PhaseSeconds()) for drafted, new in lengths]
+    # The first is as long as any may be, the last as the output allows.
+    assert [each.steps for each in play(rounds, new_tokens=12, longest=4)] == [4, 3, 1, 4, 1]
+    assert [each.steps for each in play(rounds)] == [4, 2, 0, 3, 1]
 
 
 def test_a_profile_is_interpolated_between_its_rows() -> None:

@@ -84,10 +84,10 @@ class Tally:
             for event in events:
                 self._count(event, self._methods[event.request.method_name])
 
-    def cancelled(self, request: Request) -> None:
-        """Counts a request that was cancelled."""
+    def ended(self, request: Request, how: Literal["cancelled", "failed"]) -> None:
+        """Counts a request that no event ended."""
         with self._lock:
-            self._end("cancelled", self._methods[request.method_name])
+            self._end(how, self._methods[request.method_name])
 
     @property
     def stats(self) -> EngineStats:
@@ -106,9 +106,9 @@ class Tally:
                 method["rounds"] += 1
                 method["drafted"] += event.round.drafted
                 method["accepted"] += event.round.accepted
-            case Finished():
+            case Finished() if event.request.error is None:
                 self._end("finished", method)
-            case Failed():
+            case Failed() if event.request.error is event.error:
                 self._end("failed", method)
 
     def _count_tokens(self, tokens: int, method: Counter[str]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -57,7 +57,7 @@ class EngineThread:
         self._ready: list[_Ready] = []  # to be handed over
         self._urgent, self._due = False, 0.0  # whether an output begins or ends; when others may be handed over again
         self._wake = threading.Condition()  # guards all of the following, and ``open``
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: list[Callable[[], None]] = []
         self._started = self._draining = self._stopped = self._ended = False
         self._closed: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="selfspec-engine", daemon=True)
@@ -121,7 +121,7 @@ class EngineThread:
     def _stop(self, drain: bool, timeout: float | None) -> None:
         """Ends the thread; waits until it has ended."""
         with self._wake:
-            self._stopped = not drain
+            self._stopped = self._stopped or not drain
             self._wake.notify()
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -143,7 +143,9 @@ class EngineThread:
         finally:
             with self._wake:
                 self._ended = True
-            self._run_commands()
+                commands = self._take_commands()
+            for command in commands:
+                command()
             self.tally.step(self._scheduler.fail_all(_closed_by(self.failure)), 0.0)
             self._hand_over()
             self._flush()
@@ -154,15 +156,17 @@ class EngineThread:
         with self._wake:
             while not (self._commands or self._scheduler.busy or self._draining):
                 self._wake.wait()
-            draining, stopped = self._draining, self._stopped
-        self._run_commands()
-        return not stopped and (self._scheduler.busy or not draining)
-
-    def _run_commands(self) -> None:
-        with self._wake:
-            commands, self._commands = self._commands, deque()
+            draining, stopped, commands = self._draining, self._stopped, self._take_commands()
         for command in commands:
             command()
+        return not stopped and (self._scheduler.busy or not draining)
+
+    def _take_commands(self) -> Sequence[Callable[[], None]]:
+        """The commands since the last call; to be called with the lock."""
+        if not self._commands:
+            return ()
+        commands, self._commands = self._commands, []
+        return commands
 
     def _step(self) -> None:
         began = time.perf_counter()
@@ -178,6 +182,8 @@ class EngineThread:
         try:
             pieces = request.output.take_pieces()
         except Exception as error:  # of the tokenizer
+            if request.error is None:
+                self.tally.ended(request, "failed")
             pieces, request.error, request.ended_at = [], request.error or error, time.perf_counter()
         if pieces or request.ended:
             self._ready.append((stream, pieces, request.ended))
@@ -205,7 +211,7 @@ class EngineThread:
     def _drop(self, stream: RequestStream) -> None:
         if not stream.request.ended:
             self._scheduler.cancel(stream.request)
-            self.tally.cancelled(stream.request)
+            self.tally.ended(stream.request, "cancelled")
             self._close_request()
 
     def _close_request(self) -> None:

@@ -24,9 +24,13 @@ def out_of_memory(prompt_length: int, max_new_tokens: int) -> OutOfMemoryError:
     )
 
 
+_OUT_OF_MEMORY = "can't allocate memory", "not enough memory", "backend out of memory", "error: out of memory"
+"""What errors of other classes say: of the host, of Metal, and of a driver."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that the device or the host ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()
-    return "can't allocate memory" in text or "not enough memory" in text
+    return any(each in text for each in _OUT_OF_MEMORY)

@@ -100,8 +100,12 @@ _LARGE = 256 << 10
 def _left_in_group(group: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """What the process's control group may still allocate, in bytes; empty without a limit."""
     try:
-        limit, used = ((group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current"))
-        return [max(0, int(limit) - int(used))]
+        limit, used, told = (
+            (group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat")
+        )
+        counts = dict(line.split() for line in told.splitlines())
+        files = sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file"))  # given back where needed
+        return [max(0, int(limit) - int(used) + files)]
     except (OSError, ValueError):  # no such group, or its limit is "max"
         return []
 

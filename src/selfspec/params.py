@@ -16,6 +16,9 @@ SamplingMode = Literal["auto", "coupled", "speculative"]
 MOST_LOGPROBS = 20
 """Maximum number of alternatives that are reported with a token, as in OpenAI's and vLLM's interface."""
 
+LEAST_TEMPERATURE = 1e-5
+"""Less is greedy decoding: logits divided by it could be no numbers."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -23,7 +26,7 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: longest output, in tokens.
-        temperature: 0 is greedy decoding; otherwise logits are divided by it.
+        temperature: 0, and less than ``LEAST_TEMPERATURE``, is greedy decoding; otherwise logits are divided by it.
         top_k: keep the ``k`` most probable tokens; 0 keeps all.
         top_p: keep the smallest set of tokens with at least this probability mass.
         min_p: drop tokens less probable than this share of the most probable one.
@@ -92,6 +95,8 @@ class SamplingParams:
         _check_integer("max_new_tokens", self.max_new_tokens, minimum=1 if self.prompt_logprobs is None else 0)
         _check_integer("top_k", self.top_k, minimum=0)
         _check_number("temperature", self.temperature, minimum=0.0)
+        if self.temperature < LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         _check_number("top_p", self.top_p, minimum=0.0, maximum=1.0, exclusive_minimum=True)
         _check_number("min_p", self.min_p, minimum=0.0, maximum=1.0)
         _check_number("repetition_penalty", self.repetition_penalty, minimum=0.0, exclusive_minimum=True)
@@ -185,10 +190,17 @@ def _check_integer(name: str, value: object, minimum: int | None = None, maximum
         raise InvalidParameterError(f"{name} must be at most {maximum}, not {value}")
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
 def _check_number(
     name: str, value: object, *, minimum: float, maximum: float = math.inf, exclusive_minimum: bool = False
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
         raise InvalidParameterError(f"{name} must be a finite number, not {value!r}")
     if value < minimum or value > maximum or (exclusive_minimum and value == minimum):
         above = "above" if exclusive_minimum else "at least"

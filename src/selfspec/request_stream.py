@@ -69,28 +69,13 @@ class RequestStream(AsyncIterator[TextPiece]):
         return pieces
 
     @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """Tokens of the prompt."""
-        return tuple(self.request.prompt_ids)
-
-    @property
     def rounds(self) -> Sequence[Round]:
         """The rounds so far, also of a request that was cancelled or failed; not a copy, so it grows."""
         return self.request.rounds
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt whose keys and values were found in the prefix cache."""
-        return self.request.cached_tokens
-
-    @property
-    def submitted_at(self) -> float:
-        """When it was submitted, in seconds of ``time.perf_counter``."""
-        return self.request.submitted_at
-
-    @property
     def started_at(self) -> float | None:
-        """When it was admitted; ``None`` before."""
+        """When it was admitted, in seconds of ``time.perf_counter``; ``None`` before."""
         return self.request.started_at
 
     @property
@@ -121,11 +106,15 @@ class RequestStream(AsyncIterator[TextPiece]):
             SelfSpecError: the request failed or was cancelled.
             RuntimeError: it has not ended yet.
         """
+        return self.result_with(None)
+
+    def result_with(self, text: str | None) -> Generation:
+        """``result`` with its text, the pieces joined, which is decoded again if it is not given."""
         if self._error is not None:
             raise self._error
         if self.ended_at is None:
             raise RuntimeError("the request has not ended yet; read its stream first")
-        return self.request.result
+        return self.request.result_with(text)
 
     def cancel(self, error: SelfSpecError | None = None) -> None:
         """Ends the request now: its memory is free before the next step. A request that has ended stays as it is.

@@ -150,6 +150,12 @@ def test_a_model_that_cannot_be_measured_is_refused(llama: FakeLlama, message: s
         ({"length": 3}, "no option length"),
         ({"row_costs": {2: 1.0}}, "1 among them"),
         ({"row_costs": {1: 0.0}}, "costs above 0"),
+        ({"row_costs": {1: 1.0, "2": 2.0}}, "must map numbers of rows"),
+        ({"row_costs": [1.0]}, "row_costs must be a mapping"),
+        ({"num_pred_tokens": 4.0}, r"max_draft_tokens must be a whole number, not 4\.0"),
+        ({"memory_tokens": 2e4}, r"memory_tokens must be a whole number, not 20000\.0"),
+        ({"credit": "4"}, "credit must be a number, not '4'"),
+        ({"delta": True}, "delta must be a number, not True"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from selfspec import METHODS, Engine, SamplingParams
 from selfspec.cli.chat_repl import HISTORY_FILE, ChatCommands, CommandCompleter, open_history, talk
 from selfspec.cli.chat_session import ChatSession, Conversation, Message
 from selfspec.cli.terminal import TextWriter
-from selfspec.errors import ContextLengthError, InvalidPromptError, SelfSpecError
+from selfspec.errors import ContextLengthError, InvalidPromptError, SelfSpecError, SelfSpecWarning
 from selfspec.runtimes.runner import Runner
 from selfspec.types import TextPiece
 
@@ -295,6 +296,18 @@ def test_a_mistaken_method_changes_nothing(command: str, message: str, capsys: p
     assert message in output
     assert output.count("\n") == 1
     assert chat.session.engine is engine
+
+
+def test_warnings_of_a_switch_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(*_: Any) -> None:
+        warnings.warn("it drafts nothing", SelfSpecWarning, stacklevel=1)
+
+    chat = new_chat()
+    monkeypatch.setattr(ChatSession, "switch", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chat.handle("/method suffix")
+    assert capsys.readouterr().err == "warning: it drafts nothing\nmethod: autoregressive\n"
 
 
 def test_a_method_keeps_learning_over_turns_and_switches() -> None:

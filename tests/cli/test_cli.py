@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -26,7 +27,7 @@ from selfspec.cli.inputs import read_prompt
 from selfspec.cli.models import row_text
 from selfspec.cli.terminal import TextWriter, takes_colour
 from selfspec.decoding.output import Output
-from selfspec.errors import InvalidPromptError
+from selfspec.errors import InvalidPromptError, SelfSpecWarning, UnsupportedModelError
 from selfspec.methods import COMPOSITIONS
 from selfspec.methods.registry import DEFAULT_METHOD
 from selfspec.runtimes import kernels, runner
@@ -299,6 +300,7 @@ def test_who_gets_colour(
         (("x", "--max-new-tokens", "1024"), "a prompt of 1 tokens and 1024 new tokens do not fit"),
         (("x", "--stop", ""), "stop strings must be non-empty"),
         (("x", "--dtype", "float63"), "unknown dtype 'float63'"),
+        (("x", "--cache-dir-limit", "2"), "--cache-dir-limit needs --cache-dir"),
         (("x", "--cache-bits", "4"), "cache_bits must be 8, or not given, not 4"),
         (("x", "--device", "gpu"), "device 'gpu' cannot be used"),
         (("x", "--model", "./nowhere"), "there is no model './nowhere'"),
@@ -327,6 +329,31 @@ def test_usage_errors_exit_with_2_too(arguments: tuple[str, ...]) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--ray",)])
+def test_seconds_between_savings_of_no_state(more: tuple[str, ...]) -> None:
+    result = run("serve", "--model", "./nowhere", "--state-seconds", "5", *more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: --state-seconds needs --state; give it, or leave this out\n"
+
+
+def warn_and_refuse(*_: Any, **__: Any) -> None:
+    warnings.warn("layers are unpacked", SelfSpecWarning, stacklevel=1)
+    raise UnsupportedModelError("it has no layers")
+
+
+def test_warnings_of_a_load_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.loading.load_model", warn_and_refuse)
+    assert run("info").stderr == "warning: layers are unpacked\nerror: it has no layers\n"
+
+
+def test_warnings_of_a_server_that_loads_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.cli.serve.brief_waits", dict)
+    monkeypatch.setattr("selfspec.serve.logs.set_up_logs", dict)
+    monkeypatch.setattr("selfspec.serve.settings.ServeOptions.load", warn_and_refuse)
+    monkeypatch.setattr("selfspec.serve.server.run_server", lambda app, service, *_, **__: service.engine._load())
+    assert run("serve", "--port", "0").stderr == "warning: layers are unpacked\nerror: it has no layers\n"
 
 
 def test_prompt_that_is_not_utf8(checkpoint: str, tmp_path: Path) -> None:

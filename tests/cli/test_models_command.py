@@ -38,6 +38,16 @@ def test_list_names_models_that_are_not_installed_with_the_command_that_installs
     assert "not installed; run `selfspec models install smollm2`" in run("list").stdout
 
 
+def test_a_broken_model_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, models = bundled_models(), {"broken": tmp_path / "nowhere", **bundled_models()}
+    monkeypatch.setattr(catalog, "bundled_models", lambda: models)
+    result = run("list", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout).keys() >= whole.keys()
+    assert "broken" not in json.loads(result.stdout)
+    assert "warning: broken is left out: the bundled checkpoint 'broken' has no folder" in result.stderr
+
+
 def test_list_describes_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = save_gguf(build("llama"), tmp_path / "model.gguf")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -95,6 +105,13 @@ def test_the_card_says_licence_and_grid() -> None:
     assert INSTALLABLE["smollm2"].sha256 in card
     assert "Apache-2.0" in card
     assert "4-bit grid" in card
+
+
+def test_show_of_a_model_without_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "bundled_models", lambda: {"bare": tmp_path})
+    result = run("show", "bare")
+    assert result.exit_code == 2
+    assert result.stderr == "error: there is no model card of 'bare': No such file or directory\n"
 
 
 def test_show_of_a_name_that_is_unknown() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import time
 from typing import Any
 
 import pytest
@@ -224,6 +225,21 @@ def test_the_seconds_of_a_round_are_shared_by_its_sequences() -> None:
     assert [record.seconds for record in results[0].rounds] == [record.seconds for record in results[1].rounds]
     spent = sum(sum(vars(record.seconds).values()) for result in results for record in result.rounds)
     assert 0 < spent <= results[0].seconds
+
+
+def test_reading_the_prompt_is_no_part_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that begins reads the prompt; the time would count as planning, and drafts would not seem to pay."""
+    engine, waited = Engine(build("llama"), method="suffix"), 0.05
+    begin = type(engine.method).begin
+
+    def slow(method: Any, prefill: Any) -> Any:
+        time.sleep(waited)
+        return begin(method, prefill)
+
+    monkeypatch.setattr(type(engine.method), "begin", slow)
+    found = engine.generate(prompt(9) * 2, max_new_tokens=12)
+    assert found.drafted > 0
+    assert sum(record.seconds.select for record in found.rounds) < waited
 
 
 @pytest.mark.trained

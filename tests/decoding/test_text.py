@@ -177,6 +177,23 @@ def test_the_window_stays_small() -> None:
     assert max(lengths) < 20
 
 
+def test_most_tokens_take_one_decode() -> None:
+    tokenizer = tokenizer_of("byte-level")
+    stream = TextStream(tokenizer)
+    decodes, real = 0, stream._decode
+
+    def counted(token_ids: list[int]) -> str:
+        nonlocal decodes
+        decodes += 1
+        return real(token_ids)
+
+    stream._decode = counted  # type: ignore[method-assign]
+    ids = tokenizer.encode("".join(LINES) * 5, add_special_tokens=False)
+    for token_id in ids:
+        stream.push(token_id)
+    assert decodes < 1.3 * len(ids)
+
+
 def raw_bytes(name: str, data: bytes) -> list[int]:
     """A token for each byte."""
     tokenizer = tokenizer_of(name)

@@ -12,8 +12,8 @@ from helpers.gguf_families import dequantise, save_family
 from helpers.models import LAYERS, RELATIVES, VARIANTS, VOCABULARY, make, prompt
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.loading.gguf_tensors import find_parameters, stored_values
-from selfspec.loading.without_weights import build_on_meta
+from selfspec.loading.gguf_tensors import find_parameters
+from selfspec.loading.without_weights import build_on_meta, stored_values
 
 LONGROPE = {
     "rope_type": "longrope",

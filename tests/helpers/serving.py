@@ -63,13 +63,12 @@ class ScriptedStream:
         pairs = [tuple(self._ids[place : place + 2]) for place in range(1, min(self._place, len(self._ids)), 2)]
         return tuple(Round(1, 1, 1, pair, None, None, PhaseSeconds(verify=len(pair) / 2)) for pair in pairs)
 
-    @property
-    def result(self) -> Generation:
+    def result_with(self, text: str | None) -> Generation:
         prompt = None
         if self._params.prompt_logprobs is not None:
             prompt = (None, *(TokenLogprobs(token_id, -1.0, ((token_id, -1.0),)) for token_id in self._prompt[1:]))
         return Generation(
-            text="".join(self._texts),
+            text="".join(self._texts) if text is None else text,
             token_ids=tuple(self._ids),
             origins=tuple(self._origins),
             prompt_token_count=len(self._prompt),

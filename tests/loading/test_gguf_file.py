@@ -220,6 +220,10 @@ def replace_bytes(path: Path, old: bytes, new: bytes) -> None:
         (lambda paths: shutil.copy(paths[1], paths[2]), r"model-00003-of-00003.gguf' is not part 3 of 3"),
         (lambda paths: os.truncate(paths[2], 0), "00003.* empty"),
         (lambda paths: replace_bytes(paths[2], b"numbers.2", b"numbers.1"), r"'numbers\.1' .*00003.* another part"),
+        (
+            lambda paths: [replace_bytes(paths[i], b"numbers.%d" % i, b"a\n" * 4 + b"a") for i in (1, 2)],
+            r"'a\\na\\na\\na\\na' .*00003.* another part",
+        ),
         (lambda paths: replace_bytes(paths[0], tensor_count(3), tensor_count(4)), "hold 3 tensors, not 4"),
         (lambda paths: replace_bytes(paths[0], b"split.no", b"split.on"), None),
         (lambda paths: replace_bytes(paths[0], part_count(3), part_count(4)), "part 1 of 4 .* name"),

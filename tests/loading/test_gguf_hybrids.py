@@ -250,6 +250,12 @@ REFUSED: list[tuple[str, dict[str, Any], type[SelfSpecError], str]] = [
     ),
     (
         "cohere2_moe",
+        {"settings": {"attention.sliding_window_pattern": ["no"] * 6}},
+        ModelLoadError,
+        "no list of whole numbers by layer",
+    ),
+    (
+        "cohere2_moe",
         {"settings": {"expert_shared_feed_forward_length": 48}},
         UnsupportedModelError,
         "2 shared ones of 48 together",

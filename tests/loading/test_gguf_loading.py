@@ -149,6 +149,12 @@ def test_the_shell_says_how_the_weights_are_held_and_unpacks() -> None:
         assert json.loads(written.stdout)["token_ids"] == list(expected)
 
 
+def test_a_divided_model_is_not_unpacked() -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    with pytest.raises(errors.InvalidParameterError, match="not with unpack; leave one out"):
+        load_model("nowhere", device_map="auto", unpack=True)
+
+
 # What is refused
 
 

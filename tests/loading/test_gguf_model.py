@@ -18,6 +18,7 @@ from helpers.models import SMALLEST_GAP
 from selfspec import Engine, errors, load_model
 from selfspec.loading import gguf_model
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.without_weights import BASE_BYTES
 from selfspec.runtimes.formats import GGUF_FORMATS
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights
 from selfspec.runtimes.target import Target
@@ -311,7 +312,7 @@ def test_the_pages_of_the_file_are_given_back(name: str, unpack: bool, monkeypat
 def test_too_little_memory_is_said_before_anything_is_read(unpack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fixture_path("Q4_K_M")
     weights = sum(parameter.nbytes for parameter in load_model(path, unpack=unpack)[0].parameters())
-    needed = weights + gguf_model._BASE_BYTES
+    needed = weights + BASE_BYTES
     monkeypatch.setattr(gguf_model, "available_bytes", lambda: needed)
     load_model(path, unpack=unpack)
     monkeypatch.setattr(gguf_model, "available_bytes", lambda: needed - 1)

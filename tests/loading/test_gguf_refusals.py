@@ -17,6 +17,7 @@ from helpers.gguf_families import save_family
 from selfspec.errors import ModelLoadError, SelfSpecError, UnsupportedModelError
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_settings import Settings
 from selfspec.loading.gguf_tensors import find_parameters
 from selfspec.loading.without_weights import build_on_meta
 
@@ -73,6 +74,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("gpt2", {"settings": {"rope.freq_base": 10000.0}}, r"gpt2\.rope\.freq_base = 10000"),
     ("gpt_bigcode", {"settings": {"attention.head_count_kv": 4}}, "4 heads of keys"),
+    (
+        "gpt_bigcode",
+        {"settings": {"context_length": 2**28}},
+        "its buffers take 72,057,594,037,927,936 bytes, and at most 1,073,741,824",
+    ),
+    ("deepseek_v2", {"settings": {"rope.dimension_count": 0}}, "4 heads that rotate 0 entries"),
+    ("minicpm3", {"settings": {"attention.head_count": 0}}, "0 heads that rotate 32 entries"),
     ("gpt2", {"leave_out": ("position_embd.weight",)}, r"no tensor position_embd\.weight"),
     ("mpt", {"settings": {"attention.max_alibi_bias": 16.0}}, "max_alibi_bias = 16, not 8"),
     ("mpt", {"leave_out": ("attention.max_alibi_bias",)}, "max_alibi_bias = 0, not 8"),
@@ -119,7 +127,9 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"attention.layer_norm_rms_epsilon": math.nan}}, "which is no number"),
     ({"settings": {"attention.layer_norm_rms_epsilon": -1.0}}, "norms that add -1"),
     ({"settings": {"expert_count": 4, "expert_used_count": 5}}, "5 of 4 experts"),
-    ({"tensors": {"blk.90000000.attn_norm.weight": np.ones(64)}, "settings": {"block_count": 90000001}}, "layers"),
+    ({"tensors": {"blk.4000.attn_norm.weight": np.ones(64)}, "settings": {"block_count": 4001}}, "of 4001 layers"),
+    ({"settings": {"block_count": 90000001}}, "block_count = 90000001, no whole number from 0 to 4,096"),
+    ({"settings": {"attention.head_count_kv": [2] * 4097}}, r"llama\.attention\.head_count_kv of 4,097 layers"),
 ]
 
 
@@ -128,6 +138,32 @@ def test_settings_without_sense_are_refused(changes: dict[str, Any], message: st
     file = open_case("llama", tmp_path, **changes)
     with pytest.raises(ModelLoadError, match=message):
         read_config(file.metadata, file.tensors)
+
+
+@pytest.mark.parametrize(
+    ("case", "changed"),
+    [
+        ("llama", {"a\n" * 999: 1}),
+        ("llama", {":general.architecture": "a\n" * 999}),
+        ("gemma4_text-alike", {"attention.head_count_kv": [2, 1] * 999}),
+        ("gemma4_text-alike", {"feed_forward_length": [96] * 999}),
+        ("laguna", {"attention.head_count": [4] * 999}),
+    ],
+)
+def test_what_is_long_is_refused_in_a_line(case: str, changed: dict[str, Any], tmp_path: Path) -> None:
+    file = open_case(case, tmp_path, settings=changed)
+    with pytest.raises(UnsupportedModelError) as refused:
+        read_config(file.metadata, file.tensors)
+    message = str(refused.value)
+    assert message.isprintable()
+    assert len(message) < (300 if "supported are" not in message else 2000)
+
+
+@pytest.mark.parametrize("values", [["a"] * 6, np.ones(4097, np.uint8), np.ones(6, np.float32)])
+def test_what_is_no_list_of_numbers_by_layer_is_refused(values: Any) -> None:
+    own = Settings({"general.architecture": "llama", "llama.groups": values})
+    with pytest.raises(ModelLoadError, match=r"llama\.groups = \[.*, no list of whole numbers by layer"):
+        own.by_layer("groups")
 
 
 def test_a_file_that_does_not_name_its_family() -> None:

@@ -379,6 +379,16 @@ def test_other_kinds_are_refused_by_name(kind: str, tmp_path: Path) -> None:
         read(path)
 
 
+def test_long_names_are_refused_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    for name in ("model", "pre"):
+        path.write_bytes(raw.gguf(tokenizer_keys(**{name: named(name, raw.STRING, "a\n" * 999)})))
+        with pytest.raises(UnsupportedModelError) as refused:
+            read(path)
+        assert str(refused.value).isprintable()
+        assert len(str(refused.value)) < 300 + len(str(path))
+
+
 def test_unknown_splitting_rules_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="pre-tokenizer 'viking'"):
         read(save_byte_level(tmp_path / "m.gguf", "viking"))

@@ -1,5 +1,6 @@
 """Checkpoints of GPTQ, AWQ, compressed-tensors and bitsandbytes in their own numbers: weights, text, memory."""
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -12,11 +13,12 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from helpers.commands import run
+from helpers.gguf_cases import built
 from helpers.kernels import needs_kernels
 from helpers.models import SMALLEST_GAP
 from helpers.quantised_checkpoints import SIZES, Kind, Tensors, dequantised, pack_bits, read_gptq, save_quantised
 from selfspec import Engine, load_model
-from selfspec.errors import SelfSpecWarning
+from selfspec.errors import ModelLoadError, SelfSpecWarning
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.target import Target
 
@@ -186,6 +188,22 @@ def test_biases_and_a_tied_head(tmp_path: Path) -> None:
     assert torch.equal(layer.bias, tensors["model.layers.2.self_attn.k_proj.bias"].float())
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert written(model) == [by_transformers(model, prompt) for prompt in PROMPTS]
+
+
+def test_buffers_that_checkpoints_hold(tmp_path: Path) -> None:
+    """As Gemma 4 has them: what the states after a layer are multiplied by."""
+    original, kind = copy.deepcopy(built("gemma4_text-alike")), Kind("gptq", group=32)
+
+    def add_scalars(tensors: Tensors) -> None:
+        for layer in range(6):
+            tensors[f"model.layers.{layer}.layer_scalar"] = torch.full((1,), 0.75 + layer / 8, dtype=torch.float16)
+
+    model: Any
+    model, _ = load_model(save_quantised(tmp_path / "whole", kind, model=original, change=add_scalars))
+    assert [float(layer.layer_scalar) for layer in model.model.layers] == [0.75 + layer / 8 for layer in range(6)]
+    assert model(torch.tensor([PROMPTS[0]])).logits.isfinite().all()
+    with pytest.raises(ModelLoadError, match="layer_scalar"):
+        load_model(save_quantised(tmp_path / "lacking", kind, model=original))
 
 
 def test_a_checkpoint_in_several_files(folder: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from helpers.quantised_checkpoints import Kind, Tensors, save_quantised
 from selfspec import errors, load_model
 
 NAME = "model.layers.1.mlp.down_proj"
+STATE = "weight.quant_state.bitsandbytes__nf4"
 PACKED: dict[str, Any] = {"format": "pack-quantized"}
 GPTQ, AWQ, NF4 = Kind("gptq", group=32), Kind("awq"), Kind("bitsandbytes", settings={"load_in_4bit": True})
 COMPRESSED = Kind("compressed-tensors", group=32, shuffled=True, settings=PACKED)
@@ -34,6 +35,16 @@ def with_infinity(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.clone()
     tensor.view(-1)[3] = torch.inf
     return tensor
+
+
+def with_state(**changed: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Replaces values in the text that bitsandbytes has beside a weight."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        text = json.dumps({**json.loads(bytes(tensor.tolist())), **changed}).encode()
+        return torch.tensor(list(text), dtype=torch.uint8)
+
+    return change
 
 
 def refusal(folder: Path) -> str:
@@ -68,11 +79,14 @@ def refusal(folder: Path) -> str:
         (COMPRESSED, "weight_packed", lambda each: each[:, 1:], "weight_packed has 31 words"),
         (COMPRESSED, "weight_zero_point", lambda each: each[1:], "weight_zero_point is I32"),
         (COMPRESSED, "weight_g_idx", lambda each: each * 0, "as many inputs into each group"),
+        (COMPRESSED, "weight_g_idx", lambda each: each.long() + 2**60, "as many inputs into each group"),
         (COMPRESSED, "weight_shape", lambda each: each + 1, r"weight_shape is not \[128, 256\]"),
         (COMPRESSED, "weight_scale", lambda each: each[:, :-1], "do not divide into the 7 groups"),
         (NF4, "weight", lambda each: each[1:], "needs U8"),
         (NF4, "weight.absmax", with_infinity, "no finite numbers"),
-        (NF4, "weight.quant_state.bitsandbytes__nf4", lambda each: each[:-4], "cannot be read"),
+        (NF4, STATE, lambda each: each[:-4], "cannot be read"),
+        (NF4, STATE, with_state(blocksize=2**40), "in blocks of 1099511627776, .* blocks have 65,536 at most"),
+        (NF4, STATE, with_state(nested_blocksize=2**40), "whose scales are in blocks of 1099511627776, but"),
         (INT8, "SCB", lambda each: each[1:], "needs F32"),
         (INT8, "weight_format", lambda each: each + 2, "not that of rows"),
     ],

@@ -17,8 +17,9 @@ from selfspec import METHODS, Engine
 from selfspec.cli.app import app
 from selfspec.errors import InvalidSettingError, MethodLoadError, UnknownMethodError
 from selfspec.hf.generate import custom_generate
-from selfspec.methods import COMPOSITIONS, find_method
-from selfspec.methods.registry import LAB_METHODS
+from selfspec.methods import COMPOSITIONS, find_method, make_method
+from selfspec.methods.registry import LAB_METHODS, MethodPool
+from selfspec.runtimes.target import Target
 from selfspec.types import Generation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -32,6 +33,7 @@ MODULES = {
         "class BadSettings(NoName): name = summary = source = 'x'; Settings = dict\n"
         "number = 3\n"
     ),
+    "inheriting": "from selfspec.methods import find_method\nclass Mine(find_method('suffix')): pass\n",
     "needy": "import a_package_that_is_not_there\n",
 }
 
@@ -107,6 +109,15 @@ def test_transformers_generate_drafts_with_the_example(way: str, monkeypatch: py
     )
     assert tuple(written[0, 17:].tolist()) == plain_text("llama", prompt(17), 24)
     assert sum(feedback.accepted for feedback in feedbacks) > 0
+
+
+def test_a_class_that_inherits_its_name_is_a_method_of_its_own() -> None:
+    pool = MethodPool(make_method("suffix", Target(build("llama"))))
+    mine = pool.get("inheriting:Mine")
+    assert type(mine).__name__ == "Mine"
+    assert mine.name == "suffix"
+    assert pool.get("inheriting:Mine") is mine
+    assert pool.get("suffix") is pool.get()
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,7 @@ def test_whole_numbers_stand_for_floats() -> None:
         ("ratio", "nan", "ratio must be float, not nan"),
         ("ratio", "inf", "ratio must be float, not inf"),
         ("ratio", "half", "ratio must be float, not 'half'"),
+        ("ratio", 10**400, "ratio must be float, not inf"),
         ("ratio", False, "ratio must be float, not False"),
         ("layer", 0, "layer must be at least 1, not 0"),
         ("layer", "two", "layer must be int or none, not 'two'"),

@@ -251,7 +251,8 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(3)}, tmp_path / "bare")
     save_file({"weight": torch.zeros(3)}, tmp_path / "half", {"format": "selfspec-state"})
     (tmp_path / "text").write_text("layers: 1, 2, 3\n" * 20)
-    for name in ("checkpoint", "bare", "half", "text"):
+    (tmp_path / "list").write_bytes((2).to_bytes(8, "little") + b"[]")
+    for name in ("checkpoint", "bare", "half", "text", "list"):
         with pytest.raises(StateError, match="is not a state file of selfspec"):
             read(tmp_path / name)
     for name in ("nowhere", "."):

@@ -202,10 +202,13 @@ def test_steps_of_a_prompt_have_bounds() -> None:
     decoder, part, compiled = parts_of(make(config, "granitemoehybrid"))
     free = parts_of(built("granitemoehybrid"))[2]
     states = torch.randn(LENGTH, decoder.hidden_size, generator=torch.Generator().manual_seed(3))
-    expected = run(decoder, part, states, [6, 1, 1, 1], settled=True)
-    found = run(decoder, compiled, states, [6, 1, 1, 1], settled=True)
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert (run(decoder, free, states, [6, 1, 1, 1], settled=True) - expected).abs().max() > 1e-3
+    expected = run(decoder, part, states, [LENGTH], settled=True)
+    for chunks in ([LENGTH], [LENGTH - 1, 1]):
+        found = run(decoder, compiled, states, chunks, settled=True)
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max(), "in a last chunk of one token, too"
+    assert (run(decoder, free, states, [LENGTH], settled=True) - expected).abs().max() > 1e-3
+    single = run(decoder, part, states, [1] * LENGTH)[1:]
+    assert (run(decoder, compiled, states, [1] * LENGTH)[1:] - single).abs().max() < 1e-5 * single.abs().max()
 
 
 def test_other_weights_are_noticed() -> None:
@@ -214,6 +217,12 @@ def test_other_weights_are_noticed() -> None:
     assert compiled.is_current()
     model.model.layers[0].linear_attn.out_proj.weight = torch.nn.Parameter(torch.zeros(64, 64))
     assert not compiled.is_current()
+    model = shaped()
+    compiled = parts_of(model)[2]
+    assert compiled.is_current()
+    with torch.no_grad():
+        model.model.layers[0].linear_attn.A_log.mul_(2)
+    assert not compiled.is_current(), "computed values of weights are held, which may change in place"
 
 
 @pytest.mark.parametrize("change", ["hook", "activation", "sizes", "eager"])

@@ -6,18 +6,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from helpers.serving import NAME, InlineReaders, ScriptedEngine, events, make_client
+from helpers.serving import NAME, InlineReaders, ScriptedEngine, ScriptedStream, events, make_client
+from selfspec.async_engine import EngineStats
 from selfspec.errors import EngineFailedError, RequestFailedError
 from selfspec.serve import app as app_module
 from selfspec.serve.app import create_app
 from selfspec.serve.limits import Limits
 from selfspec.serve.logs import JsonFormatter
+from selfspec.serve.metrics import Metrics, Savings
 from selfspec.serve.service import Service
+from selfspec.types import PhaseSeconds, Round, SamplingParams
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 PATH = "/v1/chat/completions"
@@ -187,6 +191,32 @@ def test_metrics_have_vllms_names() -> None:
     assert float(found['selfspec:http_responses_total{model_name="tiny-test",status="400"}']) == 1
 
 
+def values_of(metrics: Metrics, name: str) -> dict[str, float]:
+    """The values of a metric by what tells them apart."""
+    lines = [line for line in metrics.text().decode().splitlines() if line.startswith(name)]
+    return {line.removeprefix(name).rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def test_tokens_that_arrive_together_share_the_time() -> None:
+    metrics = Metrics("m", EngineStats)
+    metrics.between.observe(0.02, 4)
+    metrics.between.observe(300.0, 1)
+    found = values_of(metrics, "vllm:inter_token_latency_seconds")
+    bounds = {bound: found[f'_bucket{{le="{bound}",model_name="m"}}'] for bound in ("0.0025", "0.005", "120.0", "+Inf")}
+    assert bounds == {"0.0025": 0, "0.005": 4, "120.0": 4, "+Inf": 5}
+    assert (found['_count{model_name="m"}'], found['_sum{model_name="m"}']) == (5, 300.02)
+
+
+def test_accepted_tokens_are_counted_by_their_place() -> None:
+    metrics = Metrics("m", EngineStats)
+    rounds = [Round(3, 3, count, (1,) * (count + 1), None, None, PhaseSeconds()) for count in (0, 2, 1, 3, 0)]
+    scripted = ScriptedEngine()
+    stream = ScriptedStream(scripted, [1], SamplingParams(), "auto")
+    metrics.ended(replace(stream.result_with(None), rounds=tuple(rounds)), Savings(None), 1.0)
+    found = values_of(metrics, "vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    assert list(found.values()) == [3, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "code"),
     [(EngineFailedError("it died"), 503, "engine_failed"), (RequestFailedError("broken"), 500, None)],
@@ -255,6 +285,25 @@ def run_until_gone(
         return received
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (PATH, {**CHAT, "stream_options": {"include_usage": True}}, 14),
+        ("/v1/completions", {"prompt": "a"}, 13),  # which begins with its first token
+        ("/v1/messages", {**CHAT, "max_tokens": 20}, 14),
+        ("/v1/responses", {"input": "Hi"}, 14),
+    ],
+)
+def test_the_events_of_a_step_are_sent_together(path: str, body: dict[str, Any], expected: int) -> None:
+    """The beginning, each of the 12 steps, and the end with all that follows it."""
+
+    def ended(received: Sequence[Any]) -> bool:
+        return bool(received) and received[-1].get("more_body") is False
+
+    received = run_until_gone(ScriptedEngine(), {**body, "stream": True}, ended, path)
+    assert len([each for each in received if each.get("body")]) == expected
 
 
 def test_a_client_that_leaves_a_stream_cancels_its_answers() -> None:

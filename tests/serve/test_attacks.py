@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_process
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 
@@ -28,7 +29,7 @@ from selfspec.serve.api_errors import ApiError
 from selfspec.serve.control_tokens import ControlTokens
 from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.limits import Limits
-from selfspec.serve.pool import ReaderPool
+from selfspec.serve.pool import ReaderPool, _own_bytes
 from selfspec.serve.reader import RequestReader
 from selfspec.serve.requests import Message
 from selfspec.serve.served_engine import ServedEngine
@@ -101,13 +102,21 @@ def test_a_full_queue_is_said_before_the_body_is_read(client: TestClient, monkey
         )
 
 
-def test_log_probabilities_are_counted_before_they_are_computed(client: TestClient) -> None:
+def test_log_probabilities_are_counted_before_they_are_computed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = {"prompt": "abcdefghij", "echo": True, "logprobs": 9, "max_tokens": 10}  # 20 tokens with 10 values each
     assert client.post(COMPLETION, json=body).status_code == 200
     refused(client.post(COMPLETION, json={**body, "n": 6}), 400, "too_many_logprobs")
     refused(
         client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": 20, "max_tokens": 50}), 400, "too_many_logprobs"
     )
+
+    def fail(*_: object) -> Any:
+        raise AssertionError("the prompt's tokens were decoded one by one")
+
+    monkeypatch.setattr(RequestEncoder, "texts", fail)
+    refused(client.post(COMPLETION, json={**body, "prompt": "abcdefghij" * 11}), 400, "too_many_logprobs")
 
 
 def test_one_wrong_element_is_enough(client: TestClient) -> None:
@@ -317,6 +326,33 @@ def test_a_body_that_takes_too_long_or_too_much_loses_its_process_and_the_next_i
     seconds, expected = in_pool(act)
     assert json.loads(expected)["count"] >= 3
     assert seconds < 60
+
+
+def test_processes_outlive_a_pause_and_the_deletion_of_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleaners of temporary files delete what is some days old."""
+    monkeypatch.setattr(to_process, "WORKER_MAX_IDLE_TIME", 300)
+
+    async def act(pool: ReaderPool) -> bytes:
+        assert to_process.WORKER_MAX_IDLE_TIME > 10**9
+        pool._file.unlink()
+        pool._seconds = 0.5
+        with pytest.raises(ApiError, match="too long"):
+            await pool.run(sleep_long, b"{}")
+        pool._seconds = 30.0
+        found: bytes = await pool.run(RequestReader.tokenize, json.dumps({"prompt": "abc"}).encode())
+        return found
+
+    assert json.loads(in_pool(act))["count"] >= 3
+
+
+def test_a_reader_that_another_user_wrote_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.reader"
+    file.write_bytes(b"x")
+    assert _own_bytes(file) == b"x"
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    with pytest.raises(PermissionError, match="another user"):
+        _own_bytes(file)
 
 
 def test_large_bodies_are_refused_while_small_ones_wait() -> None:

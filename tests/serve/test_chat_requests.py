@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.serving import NAME, ScriptedEngine, contents, events, make_client
+from selfspec.decoding.text import REPLACEMENT
 
 HELLO = [{"role": "user", "content": "Hi"}]
 
@@ -157,6 +159,13 @@ def test_log_probabilities() -> None:
     named = chat(scripted, logprobs=True, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]["content"]
     assert named[0]["token"] == f"token_id:{scripted.tokenizer.encode('H')[0]}"
     assert named[0]["top_logprobs"] == []
+
+
+def test_bytes_of_tokens_join_to_those_of_the_text() -> None:
+    scripted = ScriptedEngine("\N{EURO SIGN}", tokenizer=make_tokenizer(300, chat_template=CHAT_TEMPLATE))
+    content = chat(scripted, logprobs=True)["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in content] == [REPLACEMENT] * 3
+    assert b"".join(bytes(each["bytes"]) for each in content).decode() == "\N{EURO SIGN}"
 
 
 def test_messages_in_parts_and_of_developers() -> None:

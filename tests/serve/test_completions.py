@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from helpers.checkpoints import EOS, make_tokenizer
 from helpers.serving import NAME, ScriptedEngine, events, make_client
 
 
@@ -50,6 +52,16 @@ def test_the_prompt_is_echoed(stream: bool) -> None:
         for choice in body["choices"]:
             texts[choice["index"]] += choice["text"]
     assert texts == ["Hello there.", "Hi there."]
+
+
+def test_a_text_is_echoed_as_it_was_given() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{EOS} $A", special_tokens=[(EOS, 0)])
+    scripted = ScriptedEngine(" there.", tokenizer=tokenizer)
+    assert complete(scripted, prompt="Hello", echo=True)["choices"][0]["text"] == "Hello there."
+    ids, *_ = scripted.asked[0]
+    assert ids[0] == 0
+    assert complete(scripted, prompt=ids, echo=True)["choices"][0]["text"] == f"{EOS}Hello there."
 
 
 def test_log_probabilities_of_the_prompt_and_the_answer() -> None:

@@ -18,8 +18,17 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 SECONDS = 0.5
 
 
+BLOCKED = 0.5
+
+
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with as many bytes as the path says."""
+    """Answers with as many bytes as the path says; two paths before the body, one while the server stands still."""
+    if scope["path"] == "/block":
+        time.sleep(BLOCKED)
+    if scope["path"] in ("/block", "/early"):
+        await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+        return
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -29,13 +38,14 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.contextmanager
-def serving(**limits: Any) -> Iterator[int]:
+def serving(loop: Any = "auto", **limits: Any) -> Iterator[int]:
     """The port of a server in a thread."""
     http = partial(Connection, limits=ConnectionLimits(**limits))
     config = uvicorn.Config(
         app,
         port=0,
         http=http,
+        loop=loop,
         lifespan="off",
         log_config=None,
         ws="none",
@@ -125,6 +135,16 @@ def test_a_body_of_many_parts_is_handed_over_in_few(
     assert len(handed) == 1 + size // 2**16
 
 
+@pytest.mark.parametrize("length", [6000, 10_000])
+def test_the_rest_of_a_body_that_was_answered_is_no_head(length: int) -> None:
+    post = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length
+    with serving(head_bytes=4096, seconds=20.0) as port:
+        received = answer(port, post, *[b"x" * 1000] * (length // 1000), GET, pause=0.02)
+    assert received.count(b"HTTP/1.1 ") == 2
+    assert received.startswith(b"HTTP/1.1 403 ")
+    assert b"HTTP/1.1 200 " in received
+
+
 def test_a_client_that_does_not_read_is_dropped(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(b"GET /2000 HTTP/1.1\r\nHost: a\r\n\r\n")  # 125 MiB, more than any buffer
@@ -149,3 +169,32 @@ def test_new_connections_take_the_place_of_those_that_wait_longest() -> None:
         assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
         for each in silent:
             each.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_each_connection_of_a_burst_takes_the_place_of_another_one() -> None:
+    """In asyncio's loop they are made in one turn, in which none of those that give way is told."""
+    with serving("asyncio", connections=10, seconds=30.0) as port, contextlib.ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+
+        silent = [connect() for _ in range(9)]
+        time.sleep(0.1)
+        blocking = connect()
+        blocking.sendall(b"GET /block HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(0.1)
+        burst = [connect() for _ in range(6)]
+        assert blocking.recv(100).startswith(b"HTTP/1.1 403 ")
+        time.sleep(0.1)
+        assert [is_closed(each) for each in silent] == [True] * 6 + [False] * 3
+        assert not any(map(is_closed, burst))

@@ -8,6 +8,8 @@ import pytest
 
 from helpers.dialects import tokenizer_of
 from helpers.serving import NAME, ScriptedEngine, listening, make_client
+from selfspec.errors import EngineFailedError, QueueFullError
+from selfspec.serve.limits import Limits
 
 TOOL = {
     "name": "add",
@@ -198,6 +200,33 @@ def test_tokens_are_counted() -> None:
 def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
     body = ask(scripted(), 404 if "model" in fields else 400, **fields)
     assert (body["type"], body["error"]["param"]) == ("error", param)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "kind"),
+    [
+        (QueueFullError("full"), 429, "rate_limit_error"),
+        (EngineFailedError("it died"), 503, "overloaded_error"),
+        (RuntimeError("broken"), 500, "api_error"),
+    ],
+)
+def test_errors_have_anthropics_types(failure: Exception, status: int, kind: str) -> None:
+    engine = scripted()
+    engine.fails_at, engine.error = 3, failure
+    assert ask(engine, stream=True)[-1]["error"]["type"] == kind
+    engine.refuses = failure
+    assert ask(engine, status)["error"]["type"] == kind
+
+
+def test_what_is_refused_before_it_is_read_has_anthropics_types() -> None:
+    for options, status, kind in (
+        ({"limits": Limits(max_body=0.001)}, 413, "request_too_large"),
+        ({"hosts": ["other"]}, 403, "permission_error"),
+        ({"api_keys": ["secret"]}, 401, "authentication_error"),
+    ):
+        with make_client(scripted(), **options) as client:
+            answer = client.post("/v1/messages", json={**BODY, "system": "x" * 2000})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
 
 
 def test_the_key_of_anthropics_clients() -> None:

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.models import build
 from helpers.serving import contents, events, make_client
+from selfspec.decoding.text import TextStream
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.serve.served_engine import ServedEngine
@@ -89,6 +90,14 @@ def test_a_chat_in_a_stream(client: TestClient, engine: Engine) -> None:
     body = {"messages": messages, "max_tokens": 30, "temperature": 0, "stream": True}
     chunks = events(client.post("/v1/chat/completions", json=body).text)
     assert "".join(contents(chunks[:-1])) == expected
+
+
+def test_an_answer_is_not_decoded_again_at_its_end(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise AssertionError("all of it was decoded on the event loop")
+
+    monkeypatch.setattr(TextStream, "whole", fail)
+    assert complete(client)["choices"][0]["text"]
 
 
 def test_stop_strings(client: TestClient, engine: Engine) -> None:

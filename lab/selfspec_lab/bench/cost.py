@@ -60,14 +60,15 @@ def decoding_bytes(costs: StepBytes, generations: Sequence[Generation]) -> Decod
             plain += sum(costs.target_step(length + step) for step in range(new))
             verify += costs.target_step(length + record.candidates)
             draft += _draft_bytes(costs, record, length)
-            draft_steps += record.drafted if record.kept is not None else 0
+            draft_steps += record.drafted - record.guessed if record.kept is not None else 0
             tokens += new
             length += new
     return DecodingBytes(tokens, plain, draft_steps, draft, verify)
 
 
 def _draft_bytes(costs: StepBytes, record: Round, length: int) -> int:
-    """Every token of a layer draft is one forward; other drafts read no weights."""
+    """Every token of a layer draft that was not guessed is one forward; other drafts read no weights."""
     if record.kept is None:
         return 0
-    return sum(costs.step(record.kept.sublayers, length + step, record.precision) for step in range(record.drafted))
+    steps = range(record.drafted - record.guessed)
+    return sum(costs.step(record.kept.sublayers, length + step, record.precision) for step in steps)

@@ -88,7 +88,7 @@ class Adaptation(Experiment):
 
     def measure(self, lab: Lab) -> Data:
         """Tunes a set for each domain, scores every set on every domain, then runs the streams."""
-        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 8, 7, 1, 3), Amounts(7, 60, 20, 3, 7))
+        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 8, 7, 1, 3), Amounts(7, 60, 20, 3, 13))
         writer = lab.engine(self.model, "suffix")
         sets = _tune_sets(lab, writer, amounts)
         scores = _score_sets(lab, writer, sets, amounts.held_out_texts)
@@ -232,25 +232,35 @@ def _check_loss(scores: Data) -> Check:
     )
 
 
-def settled(stream: Data, figure: str, variant: str) -> list[float]:
-    """A figure of the requests in the second half of each domain after the first."""
-    values = stream[figure][variant]
-    requests = len(values) // len(stream["order"])
-    return [value for index, value in enumerate(values) if index >= requests and index % requests >= requests // 2]
+def settled(stream: Data, figure: str, variant: str) -> dict[tuple[str, int], float]:
+    """A figure of the requests in the second half of each domain after the first, by domain and prompt."""
+    values, order = stream[figure][variant], stream["order"]
+    requests = len(values) // len(order)
+    return {
+        (order[index // requests], index % requests): value
+        for index, value in enumerate(values)
+        if index >= requests and index % requests >= requests // 2
+    }
+
+
+def _gains_by_prompt(streams: Sequence[Data], variant: str) -> list[float]:
+    """The gain in acceptance of each prompt, the mean over the streams in which it comes after the first domain."""
+    gains: dict[tuple[str, int], list[float]] = {}
+    for stream in streams:
+        ours, fixed = (settled(stream, "acceptance", name) for name in (variant, "fixed"))
+        for prompt in ours:
+            gains.setdefault(prompt, []).append(ours[prompt] - fixed[prompt])
+    return [float(np.mean(each)) for each in gains.values()]
 
 
 def _check_stream(streams: Sequence[Data], variant: str, what: str) -> Check:
     means: dict[tuple[str, str], float] = {}
     for figure in ("acceptance", "length"):
         for name in ("fixed", variant):
-            means[figure, name] = float(np.mean([value for each in streams for value in settled(each, figure, name)]))
-    gains = [
-        ours - theirs
-        for stream in streams
-        for ours, theirs in zip(
-            settled(stream, "acceptance", variant), settled(stream, "acceptance", "fixed"), strict=True
-        )
-    ]
+            means[figure, name] = float(
+                np.mean([value for each in streams for value in settled(each, figure, name).values()])
+            )
+    gains = _gains_by_prompt(streams, variant)
     statement = (
         f"After a change of domain SWIFT, {what}, has a higher acceptance rate than the set fixed on the first domain"
     )

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from selfspec.methods.papers import PAPERS
 from selfspec_lab.checks import Check, not_applicable
 from selfspec_lab.exit_grid import grid, shadow_texts
-from selfspec_lab.exit_replay import generated_tokens_per_layer, replayed_tokens_per_layer, static_rounds
+from selfspec_lab.exit_replay import static_rounds
 from selfspec_lab.experiments import del_static_checks as checks
 from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab
-from selfspec_lab.experiments.trials import replayed, trial
+from selfspec_lab.experiments.trials import replayed, rounds_of, trial
 from selfspec_lab.papers.costs import paper_machine
 from selfspec_lab.prompts import PROMPTS
-from selfspec_lab.replay import replayed_speedup
+from selfspec_lab.replay import replayed_speedup, tokens_per_layer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,8 +148,8 @@ def _replay_static(lab: Lab, model_name: str, amounts: Amounts) -> tuple[ByPromp
         lab.progress(f"replaying {len(choices)} static choices on {domain}")
         for text in shadow_texts(engine, lab.prompts(domain, amounts.prompts), amounts.max_new_tokens):
             for name, choice in zip(names, choices, strict=True):
-                static[name][domain].append(replayed_tokens_per_layer(text.matches, *choice, layers))
                 rounds = static_rounds(text.matches, *choice, layers)
+                static[name][domain].append(tokens_per_layer(rounds, layers))
                 machine[name][domain].append(replayed_speedup(rounds, text.prompt_tokens, cost))
     return static, machine, layers
 
@@ -172,10 +172,10 @@ def _run_del(lab: Lab, model_name: str, amounts: Amounts) -> dict[str, dict[str,
             ]
             found[omega][domain] = [
                 {
-                    "etpl": generated_tokens_per_layer(each, engine.target.layer_count),
-                    "machine": replayed(trial(each, drops=True), "del"),
+                    "etpl": tokens_per_layer(rounds_of(each), engine.target.layer_count),
+                    "machine": replayed(each, "del"),
                 }
-                for each in written
+                for each in (trial(one, drops=True) for one in written)
             ]
     return found
 

@@ -13,8 +13,8 @@ from selfspec.errors import InvalidParameterError
 from selfspec.methods.api import LearnedState, Prefill
 from selfspec.methods.knapsack import Selection
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
+from selfspec.methods.testing import read_text
 from selfspec_lab.measuring import LatencyProfile, Target, measure_latencies
-from selfspec_lab.prefilled import prefill_text
 
 MODEL = "tiny"
 """The default checkpoint."""
@@ -62,7 +62,7 @@ def knapspec_with(target: Target, profile: LatencyProfile, **settings: Any) -> K
 def read(method: KnapSpec, token_ids: Sequence[int]) -> Prefill:
     """Prefills a text, so that the method can select at its end, on its last ``WINDOW`` tokens."""
     needs = replace(method.needs, prompt_rows=WINDOW, prompt_states=frozenset(method.watched))
-    return prefill_text(method.target, token_ids, needs)
+    return read_text(method.target, token_ids, needs)[1]
 
 
 @torch.inference_mode()

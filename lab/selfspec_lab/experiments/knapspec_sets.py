@@ -10,9 +10,9 @@ from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Met
 from selfspec.methods.knapsack import find_candidates, integer_weights
 from selfspec.methods.knapspec import KnapSpec
 from selfspec.methods.skipping import evenly_skipped
+from selfspec.methods.testing import read_text
 from selfspec_lab.experiments.knapspec_scene import read
 from selfspec_lab.measuring import Target
-from selfspec_lab.prefilled import prefill_text
 
 _WINDOW = 16
 """Tokens per window on which acceptance is estimated, as in KnapSpec."""
@@ -106,7 +106,7 @@ def estimate_acceptance(
     """
     shares = []
     for end in range(prompt_length + _WINDOW, len(text) + 1, _WINDOW):
-        probe = prefill_text(target, text[: end - 1], Needs(probe_rows=_WINDOW)).probe
+        probe = read_text(target, text[: end - 1], Needs(probe_rows=_WINDOW))[1].probe
         chosen = probe.token_ids[-_WINDOW:]
         shares.append([float((probe.score(kept, _WINDOW).argmax(-1) == chosen).float().mean()) for kept in kept_sets])
     return shares

@@ -8,8 +8,8 @@ import torch
 from selfspec import Engine
 from selfspec.methods.api import KeptSet, LearnedState, Needs, Probe
 from selfspec.methods.swift import Swift, matchness
+from selfspec.methods.testing import read_text
 from selfspec_lab.measuring import Target
-from selfspec_lab.prefilled import prefill_text
 
 DOMAIN_STYLES = {"code": ("#0072b2", "o"), "math": ("#d55e00", "s"), "prose": ("#009e73", "^")}
 """Colour (Okabe and Ito) and marker of each domain."""
@@ -115,4 +115,4 @@ def _window_ends(text: Text) -> range:
 
 def _probe(target: Target, text: Text, end: int) -> Probe:
     """Of a request whose pending token is the window's last one, which the target chooses once more."""
-    return prefill_text(target, text.token_ids[: end - 1], Needs(probe_rows=WINDOW)).probe
+    return read_text(target, text.token_ids[: end - 1], Needs(probe_rows=WINDOW))[1].probe

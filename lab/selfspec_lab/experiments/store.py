@@ -16,7 +16,7 @@ from selfspec_lab.experiments.base import EXPERIMENTS, Data, Experiment
 from selfspec_lab.experiments.lab import Lab
 
 _DPI = 110
-_SAME = ("commit", "versions", "hardware", "threads")
+_SAME = ("commit", "dirty", "versions", "hardware", "threads")
 """What a stamp says of the state and the machine."""
 
 
@@ -44,14 +44,15 @@ def find_kept(experiment: Experiment, lab: Lab, folder: Path) -> dict[str, Any] 
 
     So a run of many experiments that was stopped goes on after those that it has finished.
     """
-    path = folder / f"{experiment.name}.json"
-    if not path.is_file():
-        return None
-    kept, stamp = _read(path, experiment), make_stamp(_device(lab))
-    same = all(kept["stamp"].get(name) == stamp[name] for name in _SAME)
+    path, stamp = folder / f"{experiment.name}.json", make_stamp(_device(lab))
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        same = all(kept["stamp"][name] == stamp[name] for name in _SAME)
+        found = (kept["model"], kept["quick"], kept["seed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none, or an older one
     asked = (lab.model or experiment.model, lab.quick, lab.seed)
-    found = (kept["model"], kept["quick"], kept["seed"])
-    return kept if same and asked == found and not stamp["dirty"] else None
+    return _read(path, experiment) if same and asked == found and not stamp["dirty"] else None
 
 
 def judged(experiment: Experiment, data: Data, model: str) -> dict[str, Any]:

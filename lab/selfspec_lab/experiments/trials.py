@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfspec.methods.papers import PAPERS
 from selfspec.types import Generation
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.papers.costs import paper_machine
-from selfspec_lab.replay import Played, played, replayed_speedup
+from selfspec_lab.replay import Played, play, replayed_speedup
 
 CLOCK, MACHINE = "by the clock here", "on the paper's machine"
 
@@ -19,12 +20,14 @@ def trial(generation: Generation, *, drops: bool = False) -> Data:
 
     Args:
         generation: the output.
-        drops: whether its drafts end with a token that is drafted, but not verified (``drop_unsure``).
+        drops: whether they are DEL's, whose drafts end with a token that is drafted, but not verified
+            (``drop_unsure``). Then the output has as many tokens as it might.
 
     Returns:
         ``prompt_tokens``, ``tokens_per_second``, ``drafted``, ``accepted``, ``rounds`` as ``Played``, and ``trace``,
         which two outputs share if every round of theirs drafted the same tokens with the same sublayers.
     """
+    longest = PAPERS["del"].values()["d_max"] if drops else None
     told = [
         [record.kept and record.kept.sublayers, record.candidates, record.accepted, record.token_ids]
         for record in generation.rounds
@@ -35,15 +38,20 @@ def trial(generation: Generation, *, drops: bool = False) -> Data:
         "drafted": generation.drafted,
         "accepted": generation.accepted,
         "rounds": [
-            list(played(record, dropped=drops and record.threshold is not None)) for record in generation.rounds
+            list(each) for each in play(generation.rounds, new_tokens=generation.new_token_count, longest=longest)
         ],
         "trace": hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
     }
 
 
+def rounds_of(each: Mapping[str, Any]) -> list[Played]:
+    """The rounds of an output."""
+    return [Played(*row) for row in each["rounds"]]
+
+
 def replayed(each: Mapping[str, Any], method: str) -> float:
     """The speedup over plain decoding that the rounds of an output have on the machine of a method's paper."""
-    return replayed_speedup([Played(*row) for row in each["rounds"]], each["prompt_tokens"], paper_machine(method))
+    return replayed_speedup(rounds_of(each), each["prompt_tokens"], paper_machine(method))
 
 
 def mean_length(each: Mapping[str, Any]) -> float:

@@ -126,14 +126,14 @@ def _judge_attention(figures: Figures) -> list[Check]:
     """KnapSpec, figure 3: the lead of attention's skipped share over MLP's, at the longest and the shortest context."""
     checks = []
     for label in figures:
-        by_task: dict[int, list[float]] = {}
+        by_task: dict[int, dict[str, float]] = {}
         for each in figures[label]:
             if each.skipped is not None:
-                by_task.setdefault(each.task, []).append(each.skipped[0] - each.skipped[1])
+                by_task.setdefault(each.task, {})[each.prompt] = each.skipped[0] - each.skipped[1]
         if len(by_task) < 2:
             continue
         shortest, longest = by_task[min(by_task)], by_task[max(by_task)]
-        growth = [after - before for before, after in zip(shortest, longest, strict=False)]
+        growth = [longest[prompt] - shortest[prompt] for prompt in shortest.keys() & longest.keys()]
         statement = f"{label} skips more attention, compared with MLP, at the longest context than at the shortest"
         checks.append(compare(statement, growth, what="growth of the lead", counts=label == "KnapSpec"))
     return checks

@@ -9,11 +9,10 @@ from typing import Any
 from selfspec_lab.bench.options import PLAIN
 from selfspec_lab.bench.report.medians import decode_speed
 from selfspec_lab.bench.report.read import Run
-from selfspec_lab.bench.report.rounds import tokens_per_loaded_layer
 from selfspec_lab.bench.run.measurement import Measurement
 from selfspec_lab.papers.costs import ProfileCost, RuleCost, roofline_cost, with_selection
 from selfspec_lab.papers.tables import Reported, Table
-from selfspec_lab.replay import CostModel, Played, played, replayed_speedup
+from selfspec_lab.replay import CostModel, Played, play, replayed_speedup, tokens_per_layer
 
 MACHINES = ("clock", "machine", "rule", "profile")
 """Speedups by the clock here, on the paper's GPU by roofline, by the papers' rule, and by this machine's profile."""
@@ -62,7 +61,8 @@ def read_figures(run: Run, table: Table, model: Reported, column: int, task: int
     for each in run.measurements:
         if each.error is None and len(each.token_ids) > 1:
             by_candidate[each.candidate][each.prompt].append(each)
-    profile = ProfileCost.from_profile({"layers": run.sublayers // 2, "rows": run.fields["rows"]})
+    new_tokens, layers = int(run.fields["options"]["max_new_tokens"]), run.sublayers // 2
+    profile = ProfileCost.from_profile({"layers": layers, "rows": run.fields["rows"]})
     machine = roofline_cost(model.device or table.device, model.shape(column), bits=model.bits)
     found: dict[str, list[PromptFigures]] = {}
     for label, row in table.methods.items():
@@ -70,7 +70,7 @@ def read_figures(run: Run, table: Table, model: Reported, column: int, task: int
         costs["profile"] = profile
         settings = run.fields["settings"].get(label, {})
         found[label] = [
-            _of_prompt(task, prompt, samples, by_candidate[PLAIN][prompt], costs, settings, run.sublayers // 2)
+            _of_prompt(task, prompt, samples, by_candidate[PLAIN][prompt], costs, settings, new_tokens, layers)
             for prompt, samples in by_candidate[label].items()
             if prompt in by_candidate[PLAIN]
         ]
@@ -84,12 +84,12 @@ def _of_prompt(
     plain: Sequence[Measurement],
     costs: Mapping[str, CostModel],
     settings: Mapping[str, Any],
+    new_tokens: int,
     layers: int,
 ) -> PromptFigures:
     plain_speed = statistics.median(decode_speed(each) or 0.0 for each in plain)
-    rounds = [
-        [played(record, dropped=_dropped(record.drafted, settings)) for record in each.rounds or ()] for each in samples
-    ]
+    longest = int(settings["d_max"]) if settings.get("drop_unsure") else None
+    rounds = [play(each.rounds or (), new_tokens=new_tokens, longest=longest) for each in samples]
     speedups = {"clock": statistics.fmean((decode_speed(each) or 0.0) / plain_speed for each in samples)}
     for name, cost in costs.items():
         speedups[name] = statistics.fmean(
@@ -104,15 +104,10 @@ def _of_prompt(
         tokens=sum(len(record.token_ids) for record in records),
         drafted=sum(record.drafted for record in records),
         accepted=sum(record.accepted for record in records),
-        etpl=statistics.fmean(tokens_per_loaded_layer(each, layers) or 0.0 for each in samples),
+        etpl=statistics.fmean(tokens_per_layer(each, layers) if each else 0.0 for each in rounds),
         skipped=_skipped(each for own in rounds for each in own),
         trace=tuple(_trace(each) for each in samples),
     )
-
-
-def _dropped(drafted: int, settings: Mapping[str, Any]) -> bool:
-    """Whether a draft ended with a token that was not verified: where such tokens are dropped and it could go on."""
-    return bool(settings.get("drop_unsure")) and drafted < int(settings["d_max"])
 
 
 def _skipped(rounds: Iterable[Played]) -> tuple[float, float] | None:

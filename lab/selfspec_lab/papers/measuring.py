@@ -1,6 +1,6 @@
 """Measures a table: one benchmark run for each task, in a folder each. A stopped table goes on where it was."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,10 @@ class TableOptions:
         if self.max_new_tokens < 2:
             raise InvalidParameterError(f"max_new_tokens must be at least 2, not {self.max_new_tokens}")
 
+    def to_tune(self) -> dict[str, Any]:
+        """What the tuning depends on."""
+        return {name: value for name, value in asdict(self).items() if name not in ("data", "hub", "limit")}
+
     def run_options(self, table: Table, column: Column, tuned: Tuned) -> RunOptions:
         """The options of the run of one task."""
         sampled = table.temperature > 0
@@ -148,6 +152,7 @@ def measure_table(options: TableOptions, out: Path, observer: Observer) -> dict[
             out,
             max_new_tokens=options.max_new_tokens,
             iterations=options.tuning_sets,
+            asked=options.to_tune(),
             progress=observer.stage,
         )
         run_options = options.run_options(table, column, tuned)

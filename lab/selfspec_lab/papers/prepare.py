@@ -43,6 +43,7 @@ def tune_methods(
     *,
     max_new_tokens: int,
     iterations: int,
+    asked: Mapping[str, Any],
     progress: Callable[[str], None],
 ) -> Tuned:
     """Tunes what the table says, or reads what an earlier run has tuned.
@@ -54,14 +55,16 @@ def tune_methods(
         folder: of the results.
         max_new_tokens: length of the calibration outputs.
         iterations: sets that Draft & Verify's search measures; the paper's has 1000.
+        asked: what it is tuned for, ready for JSON.
         progress: is called with a line of text before each step.
 
     Raises:
-        InvalidParameterError: there are no calibration prompts, or the file of an earlier run is damaged.
+        InvalidParameterError: there are no calibration prompts, or the file of an earlier run is damaged or was tuned
+            for something else.
     """
-    path = folder / TUNED
+    path, asked = folder / TUNED, json.loads(json.dumps(asked))
     if path.exists():
-        return _read(path, folder)
+        return _read(path, folder, asked)
     tunes = {row.tune for row in table.methods.values()}
     if tunes != {None} and not prompts:
         raise InvalidParameterError("the suite has no questions left to tune on; lower --limit, or name a longer one")
@@ -76,18 +79,22 @@ def tune_methods(
             states[label] = f"{label}.state"
             _search_sets(plain, row, prompts, min(max_new_tokens, SEARCH_TOKENS), iterations, folder / states[label])
     settings = {label: _settings(row, exit_choice, plain.target.layer_count) for label, row in table.methods.items()}
-    kept = {"settings": settings, "states": states, "exit": exit_choice and asdict(exit_choice)}
+    kept = {"asked": asked, "settings": settings, "states": states, "exit": exit_choice and asdict(exit_choice)}
     replace_file(path, json.dumps(kept, indent=1) + "\n")
-    return _read(path, folder)
+    return _read(path, folder, asked)
 
 
-def _read(path: Path, folder: Path) -> Tuned:
+def _read(path: Path, folder: Path, asked: Mapping[str, Any]) -> Tuned:
     try:
         kept: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        different = [name for name, value in asked.items() if kept["asked"][name] != value]
         choice = None if kept["exit"] is None else ExitChoice(**kept["exit"])
-        return Tuned(kept["settings"], {name: str(folder / file) for name, file in kept["states"].items()}, choice)
+        tuned = Tuned(kept["settings"], {name: str(folder / file) for name, file in kept["states"].items()}, choice)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidParameterError(f"'{path}' is damaged ({error}); delete it to tune again") from error
+    if different:
+        raise InvalidParameterError(f"'{path}' was tuned for another {', '.join(different)}; name another --out")
+    return tuned
 
 
 def _settings(row: Row, choice: ExitChoice | None, layers: int) -> dict[str, Any]:

@@ -129,7 +129,11 @@ class Table:
         """What the paper reports for its model whose number of layers is nearest, the smaller of two."""
         from selfspec_lab.roofline import find_shape
 
-        return min(self.models, key=lambda model: (abs(find_shape(model.shape(-1)).layers - layers), model.name))
+        def distance(model: Reported) -> tuple[int, int, str]:
+            own = find_shape(model.shape(-1)).layers
+            return abs(own - layers), own, model.name
+
+        return min(self.models, key=distance)
 
     def reported(self, model: Reported, method: str, column: int, figure: str) -> float | None:
         """A figure of the paper, or ``None`` where it has none.

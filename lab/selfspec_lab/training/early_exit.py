@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -127,13 +127,17 @@ class EarlyExit:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """The model as it was, without gradients."""
+        """The model as it was, with all layers, without gradients."""
+        drops, self._drops = self._drops, frozenset()
         for change in self.changes.values():
             change.on = False
-        with torch.no_grad():
-            yield
-        for change in self.changes.values():
-            change.on = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._drops = drops
+            for change in self.changes.values():
+                change.on = True
 
     def train(self, tokens: torch.Tensor, report: Callable[[int, float], None]) -> None:
         """Trains on rows of a text, long ``[tokens]``, up to the last step; ``report`` gets each step and its loss."""
@@ -170,12 +174,20 @@ class EarlyExit:
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` continues from: tensors and numbers, for ``torch.save``."""
-        return {"done": self.done, "weights": self._weights, "optimizer": self._optimizer.state_dict()}
+        return {
+            "done": self.done,
+            "weights": self._weights,
+            "optimizer": self._optimizer.state_dict(),
+            "training": asdict(self.training),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from the state of an earlier training of this model with this rank."""
+        """Continues from the state of an earlier training of this model with these settings, but for ``steps``."""
         if [part.shape for part in state["weights"]] != [part.shape for part in self._weights]:
             raise InvalidParameterError("the training to continue is of another model or --rank; name another --work")
+        own = asdict(self.training)
+        if other := [name for name, value in state["training"].items() if name != "steps" and own[name] != value]:
+            raise InvalidParameterError(f"the training to continue has another {', '.join(other)}; name another --work")
         with torch.no_grad():
             for weight, saved in zip(self._weights, state["weights"], strict=True):
                 weight.copy_(saved)

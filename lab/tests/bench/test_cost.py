@@ -1,5 +1,6 @@
 """Bytes that decoding reads, and the ideal speedup that follows from them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,13 @@ def test_ideal_speedup_is_equation_6_where_the_context_costs_nothing() -> None:
     cost = costs.step(range(4), 0) / costs.target_step(0)
     assert read.cost_coefficient == pytest.approx(cost)
     assert read.ideal_speedup == pytest.approx(float(ideal_speedup(8 / 3, 5 / 12, cost)))
+
+
+def test_guessed_tokens_took_no_forward() -> None:
+    costs, kept = StepBytes(Target(build("llama"))), KeptSet.early_exit(2, SUBLAYERS)
+    read = decoding_bytes(costs, [output(replace(record(4, 4, kept), guessed=3))])
+    assert read.draft_steps == 1
+    assert read.draft == costs.step(range(4), 10)
 
 
 def test_rounds_without_a_draft_have_an_ideal_of_one() -> None:

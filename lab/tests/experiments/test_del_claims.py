@@ -12,13 +12,7 @@ from helpers.models import LAYERS, build, prompt
 from judging import as_read, drawn, holding
 from selfspec.engine import Engine
 from selfspec_lab.checks import conclude
-from selfspec_lab.exit_replay import (
-    generated_tokens_per_layer,
-    replay_rounds,
-    replayed_tokens_per_layer,
-    shadow_matches,
-    tokens_per_loaded_layer,
-)
+from selfspec_lab.exit_replay import replay_rounds, shadow_matches, static_rounds
 from selfspec_lab.experiments import (
     del_static,
     del_untrained,
@@ -29,6 +23,7 @@ from selfspec_lab.experiments.del_static import pick_elsewhere
 from selfspec_lab.experiments.del_static_checks import split_static_name, static_name
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.replay import Played, play, tokens_per_layer
 
 DOMAINS = list(PROMPTS)
 
@@ -51,8 +46,8 @@ def test_a_replay_has_the_rounds_of_layerskip(exit_layer: int, draft_length: int
     assert len(matches) == LAYERS - 1
     rounds = replay_rounds(matches[exit_layer - 1], draft_length)
     assert rounds == [(record.drafted, record.accepted) for record in result.rounds]
-    assert replayed_tokens_per_layer(matches, exit_layer, draft_length, LAYERS) == pytest.approx(
-        generated_tokens_per_layer(result, LAYERS)
+    assert tokens_per_layer(static_rounds(matches, exit_layer, draft_length, LAYERS), LAYERS) == pytest.approx(
+        tokens_per_layer(play(result.rounds), LAYERS)
     )
 
 
@@ -68,10 +63,11 @@ def test_replayed_rounds_write_the_whole_text(matches: list[bool], draft_length:
 
 
 def test_tokens_per_layer_by_hand() -> None:
-    assert tokens_per_loaded_layer([(0, 0, 1)] * 5, 16) == 1 / 16
-    assert tokens_per_loaded_layer([(4, 3, 4), (4, 3, 1)], 16) == 5 / (2 * (12 + 16))
+    assert tokens_per_layer([Played(0.0, 0.0, 0, 1, 1)] * 5, 16) == 1 / 16
+    drafted = [Played(0.25, 0.25, 3, 4, 4), Played(0.25, 0.25, 3, 4, 1)]
+    assert tokens_per_layer(drafted, 16) == 5 / (2 * (12 + 16))
     plain = Engine(build("llama"), method="autoregressive").generate(prompt(17), max_new_tokens=6)
-    assert generated_tokens_per_layer(plain, LAYERS) == pytest.approx(1 / LAYERS)
+    assert tokens_per_layer(play(plain.rounds), LAYERS) == pytest.approx(1 / LAYERS)
 
 
 def test_a_static_choice_is_picked_on_the_other_half() -> None:

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from helpers.checkpoints import save_checkpoint
 from selfspec.cli.app import app
 from selfspec.errors import InvalidParameterError
-from selfspec_lab.bench.bootstrap import bootstrap_interval
 from selfspec_lab.checks import Check, shown
 from selfspec_lab.experiments import EXPERIMENTS, base, find_experiment
 from selfspec_lab.experiments.base import Data, Experiment
@@ -132,6 +131,11 @@ def test_a_run_goes_on_after_what_it_has_finished(tmp_path: Path, monkeypatch: p
     assert again.exit_code == 0, again.output
     assert not ran
     assert "measured already" in again.output
+    save_result(growth, {**clean, "stamp": {**clean["stamp"], "dirty": True}}, tmp_path)
+    assert find_kept(growth, lab, tmp_path) is None, "it was measured with changes"
+    (tmp_path / "growth.json").write_text(json.dumps({**clean, "stamp": {"commit": "older"}, "data": {}}))
+    assert find_kept(growth, lab, tmp_path) is None, "data of another form are measured again"
+    save_result(growth, clean, tmp_path)
     for change in ({"dirty": True}, {"commit": "another"}, {"threads": 99}):
         monkeypatch.setattr(
             "selfspec_lab.experiments.store.make_stamp", lambda _, now=change: {**clean["stamp"], **now}
@@ -228,15 +232,6 @@ def test_speeds_are_taken_side_by_side(tmp_path: Path) -> None:
     assert described["mean_generated_length"] > 1
     assert described["speedup"] == speeds["uniform"].over(speeds["plain"])
     assert speeds["plain"].to_dict()["acceptance_rate"] == 0.0
-
-
-def test_bootstrap_interval_is_that_of_the_mean() -> None:
-    values = [0.0, 1.0] * 50
-    lower, upper = bootstrap_interval(values)
-    assert (lower, upper) == bootstrap_interval(values)
-    assert lower == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02)
-    assert upper == pytest.approx(0.5 + 1.96 * 0.05, abs=0.02)
-    assert bootstrap_interval([3.0]) == (3.0, 3.0)
 
 
 def test_only_bundled_checkpoints_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:

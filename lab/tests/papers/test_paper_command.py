@@ -48,6 +48,14 @@ def test_the_page_has_the_paper_the_clock_and_the_papers_machine(measured: Path)
     assert "Replay against clock" in page
 
 
+def test_what_was_tuned_for_something_else_is_not_taken(measured: Path, model: str) -> None:
+    result = bench(
+        *("paper", "--table", "del-1", "--model", model, *SMALL, "--tuning-sets", "5", "--out", str(measured))
+    )
+    assert result.exit_code != 0
+    assert "was tuned for another tuning_sets; name another --out" in " ".join(result.output.split())
+
+
 def test_every_method_ran_with_what_was_tuned(measured: Path) -> None:
     run = read_run(measured / "suite")
     assert set(run.fields["settings"]) == {"autoregressive", "LS", "FS", "DV", "DEL"}
@@ -99,7 +107,7 @@ def test_a_table_goes_on_without_measuring_again(measured: Path, model: str, mon
     (measured / "suite" / "results.jsonl").write_bytes(before)
     other = bench(*arguments, "--seed", "1")
     assert other.exit_code == 2
-    assert "seed was 0, is 1" in other.output
+    assert "was tuned for another seed" in other.output
 
 
 def test_tables_become_one_page(measured: Path, tmp_path: Path) -> None:

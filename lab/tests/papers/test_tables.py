@@ -70,6 +70,7 @@ def test_figures_of_the_papers_are_found() -> None:
     assert knapspec.models[0].shape(-1) == "Llama-3.1-70B"
     assert swift.nearest(16).name == "LLaMA-2-13B"
     assert swift.nearest(80).name == "LLaMA-2-70B"
+    assert find_table("del-1").nearest(36).name in ("LLaMA-2-7B", "LLaMA-3-8B"), "of 32 and 40 layers the smaller one"
 
 
 def test_the_order_that_a_paper_claims_is_that_on_all_of_its_models() -> None:

@@ -18,6 +18,15 @@ _MOST_CREDIT = 1000
 _MEASURED, _ASSUMED = 0.08, 0.25
 """Doubt in the shape of the costs, as the standard deviation of the logarithm of twice the rows."""
 
+_KINDS: dict[str, tuple[Any, str]] = {
+    "max_draft_tokens": (int, "a whole number"),
+    "row_costs": (Mapping, "a mapping"),
+    "memory_tokens": (int, "a whole number"),
+    "credit": ((int, float), "a number"),
+    "delta": ((int, float), "a number"),
+}
+"""The types of the options, and what they are called."""
+
 
 @dataclass(frozen=True)
 class BridgeOptions:
@@ -34,7 +43,7 @@ class BridgeOptions:
         delta: share of plain decoding's time that a text may lose beyond that, 0 to 1.
 
     Raises:
-        InvalidSettingError: a value is out of range.
+        InvalidSettingError: a value is of the wrong type or out of range.
     """
 
     max_draft_tokens: int = 16
@@ -44,6 +53,10 @@ class BridgeOptions:
     delta: float = 0.02
 
     def __post_init__(self) -> None:
+        for name, (kind, words) in _KINDS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise InvalidSettingError(f"{name} must be {words}, not {repr(value)[:40]}")
         if not 1 <= self.max_draft_tokens <= MOST_DRAFTED:
             raise InvalidSettingError(f"max_draft_tokens must be 1 to {MOST_DRAFTED}, not {self.max_draft_tokens}")
         if self.memory_tokens < 0:
@@ -71,8 +84,8 @@ class BridgeOptions:
         """The costs to start from; only their shape counts."""
         if not self.row_costs:
             return RowCosts(_ROWS, tuple(1 + _ROW * (rows - 1) for rows in _ROWS))
-        rows = tuple(sorted(self.row_costs))
         try:
+            rows = tuple(sorted(self.row_costs))
             return RowCosts(rows, tuple(self.row_costs[each] for each in rows))
         except (ValueError, TypeError):
             raise InvalidSettingError(

@@ -14,7 +14,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from selfspec.cli.chat_session import ChatSession, say
 from selfspec.cli.inputs import parse_assignments
 from selfspec.cli.stats import draft_lines
-from selfspec.cli.terminal import takes_colour
+from selfspec.cli.terminal import own_warnings, takes_colour
 from selfspec.errors import SelfSpecError
 from selfspec.files import cache_folder
 from selfspec.methods import METHODS
@@ -100,7 +100,8 @@ class ChatCommands:
         if arguments:
             # The name of a cascade may have spaces between its stages.
             name, *assignments = re.findall(r"[^\s(]+\([^)]*\)?|\S+", arguments)
-            self.session.switch(name, parse_assignments(assignments, "/method"))
+            with own_warnings():
+                self.session.switch(name, parse_assignments(assignments, "/method"))
         say(f"method: {_describe(self.session.engine.method)}")
         if not arguments:
             say(f"methods: {', '.join(METHODS)}")

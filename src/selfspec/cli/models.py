@@ -9,8 +9,8 @@ import typer
 
 from selfspec.cli import options
 from selfspec.cli.plugins import PluginGroup
-from selfspec.cli.terminal import silence_libraries
-from selfspec.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
+from selfspec.cli.terminal import own_warnings, silence_libraries
+from selfspec.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError, first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +47,12 @@ def list_models(
     from selfspec.loading.catalog import model_names
 
     silence_libraries()
-    described = {name: _describe(name) for name in model_names()}
+    described = {}
+    for name in model_names():
+        try:
+            described[name] = _describe(name)
+        except Exception as error:  # a broken model must not hide the others
+            typer.echo(f"warning: {name} is left out: {first_line(error)}", err=True)
     if as_json:
         typer.echo(json.dumps(described))
         return
@@ -128,8 +133,9 @@ def info(
     from selfspec.runtimes.target import Target
 
     silence_libraries()
-    loaded, tokenizer = load_model(model, device=device, weights=weights, unpack=unpack)
-    target = Target(loaded)
+    with own_warnings():
+        loaded, tokenizer = load_model(model, device=device, weights=weights, unpack=unpack)
+        target = Target(loaded)
     facts = {"model": model, **describe_target(target)}
     facts |= _what_runs(target)
     costs = measure_row_costs(target, range(target.sublayer_count), row_counts=_ROWS, most_seconds=4.0)

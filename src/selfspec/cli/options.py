@@ -12,6 +12,7 @@ import typer
 from selfspec.choices import Choice as Choice
 from selfspec.choices import option as option
 from selfspec.cli import collection
+from selfspec.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine
@@ -145,6 +146,8 @@ class EngineChoice(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.cache_dir is None and self.cache_dir_limit != EngineChoice.cache_dir_limit:
+            raise InvalidParameterError("--cache-dir-limit needs --cache-dir; give it, or leave this out")
         chosen = chosen_method(self.method, self.paper, self.authors)
         for name, value in (("method", chosen), ("paper", None), ("authors", False)):
             object.__setattr__(self, name, value)

@@ -14,7 +14,7 @@ import typer
 from selfspec.choices import Choice, option
 from selfspec.cli import collection, options
 from selfspec.cli.inputs import read_settings
-from selfspec.cli.terminal import silence_libraries
+from selfspec.cli.terminal import own_warnings, silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 from selfspec.serve.keys import API_KEY, api_keys
 from selfspec.serve.limits import Limits
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 _FAILED = 1
 """The exit status where the engine failed, after which a supervisor should start the server again."""
+
+_STATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def serve(
     state: options.State = None,
     state_seconds: Annotated[
         float, typer.Option(min=0.05, help="Seconds between two savings of the state while requests come.")
-    ] = 60.0,
+    ] = _STATE_SECONDS,
 ) -> None:
     """Serves a model over HTTP, with the interface of OpenAI's API and a page to try it at /.
 
@@ -95,6 +97,8 @@ def serve(
     missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
         raise MissingPackageError(f"`selfspec serve` needs {', '.join(missing)}; run: pip install 'selfspec[serve]'")
+    if state is None and state_seconds != _STATE_SECONDS:
+        raise InvalidParameterError("--state-seconds needs --state; give it, or leave this out")
     method_settings = read_settings(engine.method, engine.settings, state)
 
     from selfspec.serve.address import Address
@@ -149,7 +153,8 @@ def _serve_here(
 
     def load() -> "Engine":
         try:
-            return given.load()
+            with own_warnings():
+                return given.load()
         finally:
             collection.resume()
 

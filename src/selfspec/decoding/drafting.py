@@ -116,13 +116,7 @@ class _Drafting:
             drafted = _without_last(drafted)
         count = len(drafted.token_ids)
         if not count:
-            return Proposal(
-                self._sequence.no_tokens,
-                EMPTY_TREE,
-                threshold=draft.threshold,
-                forwards=drafted.forwards,
-                path=self._path,
-            )
+            return replace(_known(self._sequence, draft), forwards=drafted.forwards, path=self._path)
         tokens, tree = drafted.token_ids, TokenTree.chain(count)
         if draft.widths is not None:
             tokens, tree = self._with_siblings(drafted)

@@ -270,7 +270,8 @@ class CacheMemory:
         needed = request.bytes(self._target)
         if self.limit is None or needed <= self.limit:
             return
-        most = request.max_new_tokens - -(-(needed - self.limit) // (self._target.slot_bytes + 8))
+        each = self._target.slot_bytes + 8 + request.method.needs.token_bytes
+        most = request.max_new_tokens - -(-(needed - self.limit) // each)
         remedy = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
         raise RequestTooLargeError(
             f"a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new ones need "

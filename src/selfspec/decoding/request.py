@@ -73,12 +73,16 @@ class Request:
     @property
     def result(self) -> Generation:
         """The finished output; a ``RuntimeError`` where it is not complete."""
+        return self.result_with(None)
+
+    def result_with(self, text: str | None) -> Generation:
+        """The finished output with its text, which is decoded where it is not known."""
         output = self.output
         if output.finish_reason is None or self.ended_at is None:
             raise RuntimeError("the stream ended before the output was complete")
         started, first_token = self.started_at or 0.0, self.first_token_at or 0.0
         return Generation(
-            text=output.decode(),
+            text=output.decode() if text is None else text,
             token_ids=tuple(output.token_ids),
             origins=tuple(output.origins),
             prompt_token_count=len(self.prompt_ids),

@@ -60,9 +60,10 @@ def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True)
     Raises:
         Exception: anything that went wrong before a token was committed, of whichever sequence.
     """
+    drafters = [sequence.drafter for sequence in sequences]  # one that begins reads its prompt: no part of a round
     clock = PhaseClock("select")
     drafts = plan(sequences)
-    watched = [sequence.drafter.watched for sequence in sequences]
+    watched = [drafter.watched for drafter in drafters]
     clock.switch("verify")
     verified = run(target, sequences, drafts, watched, clock) if alone else None
     if verified is None:

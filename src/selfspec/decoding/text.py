@@ -17,6 +17,9 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CHARACTER = 4
 """Most bytes of a character, and so most tokens that one can be spread over."""
 
+_SLIDE = 8
+"""Tokens after the anchor from which on they become the next one: each time takes a decode of its own."""
+
 _MOST_UNFINISHED = 8 * _CHARACTER
 """Tokens of an undecodable run after which the window is cut."""
 
@@ -81,7 +84,8 @@ class TextStream:
         unfinished = text.endswith(REPLACEMENT)
         piece = self._give(text[: len(text) - unfinished])
         if not unfinished:
-            self._slide()
+            if len(self._window) - self._anchor >= _SLIDE:
+                self._slide()
             self._most = _MOST_UNFINISHED
         elif len(self._window) > self._most:
             self._cut(text)

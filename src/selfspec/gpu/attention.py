@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from selfspec.gpu.blocks import IS_INTERPRETED
+from selfspec.gpu.blocks import dot
 from selfspec.gpu.forms import KernelForm
 from selfspec.gpu.launch import MOST_ROWS
 from selfspec.model import transfer
@@ -28,18 +28,6 @@ _QUERIES: tl.constexpr = tl.constexpr(16)
 _SPLIT: tl.constexpr = tl.constexpr(SPLIT)
 _MERGED: tl.constexpr = tl.constexpr(16)
 _LOG2_E = math.log2(math.e)
-
-
-@triton.jit
-def _dot(left, right, sums):
-    """``sums`` and the product of matrices of one dtype, in float32.
-
-    Triton's interpreter leaves the order of the sums to a library, which chooses it by the place of a row, and does not
-    know bfloat16; so there they are added in order.
-    """
-    if IS_INTERPRETED:
-        return sums + tl.sum(left.to(tl.float32)[:, :, None] * right.to(tl.float32)[None, :, :], 1)
-    return tl.dot(left, right, sums, input_precision="ieee")
 
 
 @triton.jit
@@ -128,7 +116,7 @@ def attend_split(
             if WINDOW:
                 seen = seen & (at[None, :] > position[:, None] - WINDOW)
             block = tl.load(own_keys + offset, mask=read, other=0)
-            scores = _dot(own, tl.trans(block), tl.zeros((_QUERIES, STEP), tl.float32)) * scale
+            scores = dot(own, tl.trans(block), tl.zeros((_QUERIES, STEP), tl.float32)) * scale
             if SOFTCAP > 0:
                 scores = _capped(scores, SOFTCAP) * 1.4426950408889634
             scores = tl.where(seen, scores, float("-inf"))
@@ -137,7 +125,7 @@ def attend_split(
             shares, kept = tl.exp2(scores - base[:, None]), _shrunk(largest, base)
             total = total * kept + tl.sum(shares, 1)
             block = tl.load(own_values + offset, mask=read, other=0)
-            sums = _dot(shares.to(block.dtype), block, sums * kept[:, None])
+            sums = dot(shares.to(block.dtype), block, sums * kept[:, None])
             largest = highest
         at = (split * rows + row) * HEADS + head * GROUP + member
         tl.store(mixed + at.to(tl.int64)[:, None] * DIM + entry[None, :], sums, mask=of_query)

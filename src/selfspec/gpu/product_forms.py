@@ -4,8 +4,9 @@ from typing import Any
 
 import triton.language as tl
 
-from selfspec.gpu.blocks import REAL_TYPES, WITHOUT_KERNEL, tile_form
+from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
 from selfspec.gpu.forms import KernelForm
+from selfspec.gpu.launch import constants_of
 from selfspec.gpu.products import (
     ADDED,
     LOW_BIT_STAGES,
@@ -72,7 +73,7 @@ def _dense(dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
 def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
     name, own = _TYPES[dtype], shares(outputs, inputs, form.unit, rows, rows == 16)
     pointers = {"x": f"*{name}", "tiles": "*u8", "bias": f"*{name}", "out": _out(own["SPLITS"], name)}
-    constants = {"INPUTS": inputs, **own, "HAS_BIAS": False, **_of(form)}
+    constants = {"INPUTS": inputs, **own, "HAS_BIAS": False, **constants_of(form)}
     return KernelForm(
         f"{_name(form)} by {name} {outputs}x{inputs}",
         low_bit_product,
@@ -86,7 +87,7 @@ def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: in
 
 def _unpack(form: PackedFormat, inputs: int) -> KernelForm:
     signature = {"tiles": "*u8", "chosen": "*i64", "out": "*bf16", "count": "i32"}
-    constants = {"INPUTS": inputs, **_of(form)}
+    constants = {"INPUTS": inputs, **constants_of(form)}
     return KernelForm(f"{_name(form)} unpacked", unpack_rows, signature, constants, 1, 2, ("tiles", "chosen", "out"))
 
 
@@ -95,10 +96,6 @@ def _add(outputs: int, inputs: int) -> KernelForm:
     constants = {"SPLITS": divisions(outputs, inputs), "HAS_BIAS": False, "OUTPUTS": ADDED}
     aligned = ("shares", "bias", "out", "outputs", "stride")
     return KernelForm("shares added", add_shares, signature, constants, WARPS, STAGES, aligned)
-
-
-def _of(form: PackedFormat) -> dict[str, Any]:
-    return {**tile_form(form).constants, "TYPE": REAL_TYPES.get(form.name, tl.float32)}
 
 
 def _out(splits: int, name: str) -> str:

@@ -90,7 +90,10 @@ def read_card(name: str) -> str:
         card = resources.files("selfspec.loading") / "cards" / f"{name}.md"
         return card.read_text(encoding="utf-8")
     if name in bundled_models():
-        return (bundled_models()[name] / "README.md").read_text(encoding="utf-8")
+        try:
+            return (bundled_models()[name] / "README.md").read_text(encoding="utf-8")
+        except OSError as error:
+            raise ModelLoadError(f"there is no model card of '{name}': {error.strerror}") from error
     raise ModelLoadError(f"there is no model card of '{name}'; choose one of {', '.join(model_names())}")
 
 

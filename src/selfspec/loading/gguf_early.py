@@ -27,7 +27,7 @@ class EarlyLayout:
 
     def __init__(self, tensors: Mapping[str, GgufTensor], room: int | None) -> None:
         chosen = [tensor for tensor in tensors.values() if _is_whole(tensor)]
-        needed = sum(GGUF_FORMATS[tensor.type].bytes(*_shape(tensor)) for tensor in chosen)
+        needed = sum(GGUF_FORMATS[tensor.type].bytes(*tensor.shape) for tensor in chosen)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="selfspec-layout")
         self._begun: dict[str, Future[PackedWeights]] = {}
         if room is None or needed <= room:
@@ -53,14 +53,9 @@ def _is_whole(tensor: GgufTensor) -> bool:
     return tensor.type in GGUF_FORMATS and len(tensor.shape) == 2 and not last.startswith(_REORDERED)
 
 
-def _shape(tensor: GgufTensor) -> tuple[int, int]:
-    outputs, inputs = tensor.shape
-    return outputs, inputs
-
-
 def _lay_out(tensor: GgufTensor) -> PackedWeights:
     threads = max(1, torch.get_num_threads() - 1)  # one core imports meanwhile
-    outputs, inputs = _shape(tensor)
+    outputs, inputs = tensor.shape
     data = tensor.data().reshape(outputs, -1)
     packed = PackedWeights.of_gguf(data, GGUF_FORMATS[tensor.type], (outputs, inputs), threads=threads)
     tensor.release()

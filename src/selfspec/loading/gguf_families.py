@@ -13,7 +13,8 @@ from transformers import PreTrainedConfig
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
 from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_family import GgufFamily, Header
-from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_file import MOST_LAYERS, GgufTensor
+from selfspec.loading.gguf_header import short
 from selfspec.loading.gguf_own import FAMILIES, OTHERS
 from selfspec.loading.gguf_rope import read_rope, rotated_share
 from selfspec.loading.gguf_settings import Settings, damaged, refused
@@ -53,7 +54,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
         config = transformers.AutoConfig.for_model(family.model_type, **known, **tokens)
     except Exception as error:  # each config class has its own checks, and huggingface_hub its own errors
         raise UnsupportedModelError(
-            f"this GGUF file's settings fit no {family.model_type} model: {_reason(error)}"
+            f"this GGUF file's settings fit no {family.model_type} model: {first_line(error.__cause__ or error)}"
         ) from error
     for name, value in tokens.items():  # some classes put ids of their own in the place of none
         setattr(config, name, value)
@@ -67,20 +68,15 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
         raise UnsupportedModelError(f"this GGUF file holds no model but: {str(kind)[:40]}; take the file of the model")
     if settings.architecture not in FAMILIES:
         raise UnsupportedModelError(
-            f"the family '{settings.architecture[:40]}' of this GGUF file is not supported; supported are "
+            f"the family '{short(settings.architecture)}' of this GGUF file is not supported; supported are "
             f"{', '.join(FAMILIES)}"
         )
-    return _choose_family(settings)
-
-
-def _choose_family(settings: Settings) -> GgufFamily:
-    """The family of a file among those that it may mean."""
     others = (family for name, holds, family in OTHERS if name == settings.architecture and holds(settings))
     return next(others, FAMILIES[settings.architecture])
 
 
 def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: GgufFamily) -> Header:
-    hidden, blocks = settings.integer("embedding_length"), settings.integer("block_count")
+    hidden, blocks = settings.integer("embedding_length"), settings.integer("block_count", most=MOST_LAYERS)
     found = max((int(match[1]) + 1 for match in map(_BLOCK.match, tensors) if match), default=0)
     later = settings.integer("nextn_predict_layers", 0)
     layers = blocks - later
@@ -103,6 +99,8 @@ def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: 
     if family.latent:
         settings.integer("attention.head_count_kv", heads)  # 1, or that of expanded heads
         turned = settings.integer("rope.dimension_count", most=_MOST_HEAD_DIM)
+        if not heads or not turned:
+            raise refused(f"this GGUF file has {heads} heads that rotate {turned} entries, which is not supported")
         return Header(settings, tensors, layers, hidden, heads, heads, turned)
     head_dim = settings.integer("attention.key_length", hidden // heads if heads else 0, most=_MOST_HEAD_DIM)
     if family.varies:
@@ -165,8 +163,3 @@ def _read_width(family: GgufFamily, settings: Settings) -> int:
     """The inner width of MLPs, which mixtures need not have."""
     name, default = "feed_forward_length", 0 if "expert_count" in settings else None
     return settings.largest(name, default) if family.varies else settings.integer(name, default)
-
-
-def _reason(error: Exception) -> str:
-    """Why a config class refuses its settings, without the name of the check that found it."""
-    return first_line(error.__cause__ or error)

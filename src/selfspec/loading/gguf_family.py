@@ -117,13 +117,13 @@ def biases_and_mlp(header: Header) -> dict[str, Any]:
     return {**biases(header), "mlp_bias": header.has("ffn_up.bias")}
 
 
-def experts(header: Header) -> dict[str, Any]:
-    """How many experts there are, and how many a row uses."""
+def experts(header: Header, name: str = "num_local_experts") -> dict[str, Any]:
+    """How many experts there are, by what a config calls that, and how many a row uses."""
     count = header.settings.integer("expert_count", most=MOST_EXPERTS)
     used = header.settings.integer("expert_used_count", most=MOST_EXPERTS)
     if not 0 < used <= count:
         raise damaged(f"this GGUF file uses {used} of {count} experts")
-    return {"num_local_experts": count, "num_experts_per_tok": used}
+    return {name: count, "num_experts_per_tok": used}
 
 
 def multipliers(header: Header) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def windows(header: Header, *, default: int | None, period: int, first: bool = F
     settings, name = header.settings, "attention.sliding_window_pattern"
     window, pattern = settings.integer("attention.sliding_window", default), settings.get(name)
     if isinstance(pattern, (list, tuple, np.ndarray)):
-        windowed = [bool(each) for each in pattern]
+        windowed = list(map(bool, settings.by_layer(name)))
     else:
         period = settings.integer(name, period)
         windowed = [period == 0 or (layer + (not first)) % period != 0 for layer in range(header.layers)]
@@ -164,10 +164,8 @@ def windows(header: Header, *, default: int | None, period: int, first: bool = F
 def qwen2_moe(header: Header) -> dict[str, Any]:
     """A mixture with a shared expert behind a gate."""
     settings = header.settings
-    values = experts(header)
     return {
-        **values,
-        "num_experts": values["num_local_experts"],
+        **experts(header, "num_experts"),
         "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
         "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
         "norm_topk_prob": False,  # llama.cpp never does it
@@ -179,9 +177,3 @@ def require_sigmoids(header: Header) -> None:
     """Refuses a router with a softmax."""
     if not has_sigmoids(header.settings):
         raise refused("the router of this GGUF file has a softmax, not the sigmoids of its family")
-
-
-def routed(header: Header) -> dict[str, Any]:
-    """The experts of a mixture that has shared ones beside them."""
-    values = experts(header)
-    return {"n_routed_experts": values["num_local_experts"], "num_experts_per_tok": values["num_experts_per_tok"]}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec.errors import ModelLoadError
-from selfspec.loading.gguf_header import Header, parse_header
+from selfspec.loading.gguf_header import Header, parse_header, short
 
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _COUNT, _NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
@@ -23,7 +23,7 @@ _COUNT, _NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """Parameters of the activation xIELU, which a header gives as lists of numbers by layer (``xielu.NAME``)."""
 
-_MOST_LAYERS = 2**12
+MOST_LAYERS = 2**12
 """No model has nearly as many."""
 
 
@@ -202,7 +202,7 @@ def _join(parts: list[_Part]) -> dict[str, GgufTensor]:
         for name, entry in part.header.tensors.items():
             if name in tensors:
                 raise ModelLoadError(
-                    f"the tensor '{name}' of '{part.path}' is in another part, too; download the parts again"
+                    f"the tensor '{short(name)}' of '{part.path}' is in another part, too; download the parts again"
                 )
             tensors[name] = GgufTensor(
                 name, entry.type, entry.shape, entry.nbytes, part.header.start + entry.offset, part.mapping
@@ -220,7 +220,7 @@ def _parameters(metadata: Mapping[str, Any]) -> dict[str, GgufTensor]:
     found = {}
     for name in XIELU:
         values = metadata.get(f"xielu.{name}")
-        if isinstance(values, np.ndarray) and values.dtype == np.float32 and len(values) <= _MOST_LAYERS:
+        if isinstance(values, np.ndarray) and values.dtype == np.float32 and len(values) <= MOST_LAYERS:
             mapping, size = _Numbers(values.copy()), values.itemsize
             for layer in range(len(values)):
                 tensor = f"blk.{layer}.xielu.{name}"

@@ -49,7 +49,7 @@ def _read_groups(settings: Settings, sliding: list[bool]) -> dict[str, int]:
     groups = settings.by_layer(name)
     kinds = [{count for count, each in zip(groups, sliding, strict=False) if each is kind} for kind in (True, False)]
     if len(groups) != len(sliding) or max(map(len, kinds)) > 1:
-        raise refused(f"this GGUF file has {settings.key(name)} = {groups}, which no Gemma 4 model has")
+        raise refused(f"this GGUF file has {settings.key(name)} = {str(groups)[:60]}, which no Gemma 4 model has")
     (full,) = kinds[1]
     return {"num_key_value_heads": max(kinds[0], default=full), "num_global_key_value_heads": full}
 
@@ -62,7 +62,7 @@ def _read_widths(settings: Settings, layers: int, shared: int) -> dict[str, Any]
     widths = settings.by_layer(name)
     first = widths[0] if widths else 0
     if widths != [first] * (layers - shared) + [2 * first] * shared:
-        raise refused(f"this GGUF file has {settings.key(name)} = {widths}, which no Gemma 4 model has")
+        raise refused(f"this GGUF file has {settings.key(name)} = {str(widths)[:60]}, which no Gemma 4 model has")
     return {"intermediate_size": first, "use_double_wide_mlp": True}
 
 

@@ -103,14 +103,14 @@ class _Parser:
         for _ in range(key_count):
             key = self._string("a key", _MAX_NAME_BYTES)
             if key in metadata:
-                self._refuse(f"the key '{_short(key)}' is there twice")
+                self._refuse(f"the key '{short(key)}' is there twice")
             metadata[key] = self._value(key)
         tensors: dict[str, TensorEntry] = {}
         alignment = self._alignment(metadata)
         for _ in range(tensor_count):
             name = self._string("the name of a tensor", _MAX_NAME_BYTES)
             if name in tensors:
-                self._refuse(f"the tensor '{_short(name)}' is there twice")
+                self._refuse(f"the tensor '{short(name)}' is there twice")
             tensors[name] = self._tensor(name, alignment)
         start = -(-self._at // alignment) * alignment
         self._check_places(tensors, start)
@@ -133,7 +133,7 @@ class _Parser:
 
     def _value(self, key: str) -> Any:
         (kind,) = self._read("I")
-        what = f"'{_short(key)}'"
+        what = f"'{short(key)}'"
         if kind == _STRING:
             return self._string(what, _MAX_STRING_BYTES)
         if kind != _ARRAY:
@@ -192,7 +192,7 @@ class _Parser:
             self._refuse(f"{what} is not UTF-8")
 
     def _tensor(self, name: str, alignment: int) -> TensorEntry:
-        what = f"the tensor '{_short(name)}'"
+        what = f"the tensor '{short(name)}'"
         (dimensions,) = self._read("I")
         if dimensions > _MAX_DIMENSIONS:
             self._refuse(f"{what} has {dimensions} dimensions")
@@ -232,7 +232,7 @@ class _Parser:
         ordered = sorted(tensors.items(), key=lambda item: item[1].offset)
         for (name, entry), (other, following) in itertools.pairwise(ordered):
             if entry.offset + entry.nbytes > following.offset:
-                self._refuse(f"the tensors '{_short(name)}' and '{_short(other)}' overlap")
+                self._refuse(f"the tensors '{short(name)}' and '{short(other)}' overlap")
         if ordered:
             last = ordered[-1][1]
             if (missing := start + last.offset + last.nbytes - self._size) > 0:
@@ -267,7 +267,7 @@ class _Parser:
         raise ModelLoadError(f"'{self._path}' is truncated or damaged ({reason}); download it again")
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """A name for a message of one line."""
     line = text if text.isprintable() else repr(text)[1:-1]
     return line if len(line) <= 80 else f"{line[:79]}…"

@@ -62,4 +62,9 @@ def _find_downloaded(file: HubFile, reason: str) -> Path:
         folder = Path(snapshot_download(file.repository, local_files_only=True, allow_patterns="*.gguf"))
     except Exception as error:  # nothing of the repository is there
         raise ModelLoadError(f"cannot list the files of '{file.repository}': {reason}") from error
-    return folder / _choose(file, [str(path.relative_to(folder)) for path in sorted(folder.rglob("*.gguf"))])[0]
+    try:
+        return folder / _choose(file, [str(path.relative_to(folder)) for path in sorted(folder.rglob("*.gguf"))])[0]
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"cannot list the files of '{file.repository}': {reason}; of those downloaded before: {error}"
+        ) from error

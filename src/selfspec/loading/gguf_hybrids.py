@@ -17,7 +17,6 @@ from selfspec.loading.gguf_family import (
     multipliers,
     qwen2_moe,
     require_sigmoids,
-    routed,
 )
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
@@ -66,14 +65,15 @@ def _read_convolutions(settings: Settings, layers: int) -> dict[str, Any]:
     }
 
 
-def _read_mamba2(settings: Settings) -> dict[str, int]:
-    """The sizes of Mamba-2, by short names."""
-    names = {"inner": "inner_size", "heads": "time_step_rank", "groups": "group_count"}
-    sizes = {own: settings.integer(f"ssm.{name}") for own, name in names.items()}
-    if not sizes["heads"] or not sizes["groups"] or sizes["inner"] % sizes["heads"] or sizes["inner"] % sizes["groups"]:
-        raise damaged(f"this GGUF file has states of the sizes {sizes}")
-    sizes["state"], sizes["kernel"] = settings.integer("ssm.state_size"), settings.integer("ssm.conv_kernel")
-    return {**sizes, "head": sizes["inner"] // sizes["heads"]}
+def _read_mamba2(settings: Settings, names: tuple[str, ...]) -> tuple[int, dict[str, int]]:
+    """The inner width of Mamba-2, and by ``names`` its heads, their size, groups, states and the convolution's rows."""
+    inner, heads, groups, states, kernel = (
+        settings.integer(f"ssm.{name}")
+        for name in ("inner_size", "time_step_rank", "group_count", "state_size", "conv_kernel")
+    )
+    if not heads or not groups or inner % heads or inner % groups:
+        raise damaged(f"this GGUF file has states of the sizes {inner} in all, {heads} heads and {groups} groups")
+    return inner, dict(zip(names, (heads, inner // heads, groups, states, kernel), strict=True))
 
 
 def _order_joined(config: Any) -> Mapping[str, Rows]:
@@ -140,11 +140,10 @@ def _lfm2(header: Header) -> dict[str, Any]:
 
 def _lfm2_moe(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
-    settings, values = header.settings, experts(header)
+    settings = header.settings
     return {
         **_read_convolutions(settings, header.layers),
-        **values,
-        "num_experts": values["num_local_experts"],
+        **experts(header, "num_experts"),
         "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
         "num_dense_layers": settings.integer("leading_dense_block_count", 0),
         "norm_topk_prob": True,  # llama.cpp does it always
@@ -154,10 +153,11 @@ def _lfm2_moe(header: Header) -> dict[str, Any]:
 
 def _falcon_h1(header: Header) -> dict[str, Any]:
     # Files have the multipliers of its config in the weights.
-    sizes = _read_mamba2(header.settings)
+    inner, sizes = _read_mamba2(header.settings, _FALCON_SIZES)
     return {
         **biases_and_mlp(header),
-        **{f"mamba_{name}": sizes[own] for name, own in _FALCON_SIZES.items()},
+        **sizes,
+        "mamba_d_ssm": inner,
         "mamba_conv_bias": header.has("ssm_conv1d.bias"),
         "mamba_proj_bias": header.has("ssm_in.bias"),
         "projectors_bias": header.has("ssm_out.bias"),
@@ -167,7 +167,7 @@ def _falcon_h1(header: Header) -> dict[str, Any]:
 
 
 def _nemotron_h(header: Header) -> dict[str, Any]:
-    settings, sizes = header.settings, _read_mamba2(header.settings)
+    settings, (_, sizes) = header.settings, _read_mamba2(header.settings, _NEMOTRON_SIZES)
     settings.get("attention.layer_norm_epsilon")  # the same as that of root mean squares
     groups, widths = (settings.by_layer(name) for name in ("attention.head_count_kv", "feed_forward_length"))
     if not len(groups) == len(widths) == header.layers:
@@ -180,13 +180,13 @@ def _nemotron_h(header: Header) -> dict[str, Any]:
     ]
     values = {
         "layers_block_type": kinds,
-        **{name: sizes[own] for name, own in _NEMOTRON_SIZES.items()},
+        **sizes,
         "use_conv_bias": header.has("ssm_conv1d.bias"),
     }
     if mixture:
         if "expert_gating_func" in settings:
             require_sigmoids(header)
-        values |= {**routed(header), **read_mixture(settings)}
+        values |= {**experts(header, "n_routed_experts"), **read_mixture(settings)}
         values["moe_shared_expert_intermediate_size"] = settings.integer("expert_shared_feed_forward_length")
     return values
 
@@ -206,10 +206,10 @@ def _mamba(header: Header) -> dict[str, Any]:
 
 
 def _mamba2(header: Header) -> dict[str, Any]:
-    sizes = _read_mamba2(header.settings)
+    inner, sizes = _read_mamba2(header.settings, _MAMBA2_SIZES)
     return {
-        **{name: sizes[own] for name, own in _MAMBA2_SIZES.items()},
-        "expand": sizes["inner"] // header.hidden,
+        **sizes,
+        "expand": inner // header.hidden,
         "use_bias": header.has("ssm_in.bias"),
         "use_conv_bias": header.has("ssm_conv1d.bias"),
     }
@@ -225,13 +225,11 @@ def _read_period(chosen: list[bool], name: str) -> dict[str, int]:
 
 
 def _jamba(header: Header) -> dict[str, Any]:
-    settings = header.settings
-    sparse, count = header.layers_with("ffn_gate_inp.weight"), experts(header)
+    settings, sparse = header.settings, header.layers_with("ffn_gate_inp.weight")
     return {
         **_read_period([kind == "full_attention" for kind in _read_kinds(settings, header.layers)], "attn"),
         **(_read_period(sparse, "expert") if any(sparse) else {}),
-        "num_experts": count["num_local_experts"],
-        "num_experts_per_tok": count["num_experts_per_tok"],
+        **experts(header, "num_experts"),
         "mamba_d_state": settings.integer("ssm.state_size"),
         "mamba_d_conv": settings.integer("ssm.conv_kernel"),
         "mamba_dt_rank": settings.integer("ssm.time_step_rank"),
@@ -242,7 +240,7 @@ def _jamba(header: Header) -> dict[str, Any]:
 
 
 def _granite_hybrid(header: Header) -> dict[str, Any]:
-    settings, sizes = header.settings, _read_mamba2(header.settings)
+    settings, (inner, sizes) = header.settings, _read_mamba2(header.settings, _FALCON_SIZES)
     if settings.get("rope.scaling.finetuned") is not False:
         raise refused("this GGUF file is of a Granite hybrid with a rope (Bamba), not supported")
     has_experts = settings.integer("expert_count", 0, most=MOST_EXPERTS) > 0
@@ -251,8 +249,8 @@ def _granite_hybrid(header: Header) -> dict[str, Any]:
         **biases(header),
         **multipliers(header),
         **(experts(header) if has_experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
-        **{f"mamba_{name}": sizes[own] for name, own in _FALCON_SIZES.items() if name != "d_ssm"},
-        "mamba_expand": sizes["inner"] // header.hidden,
+        **sizes,
+        "mamba_expand": inner // header.hidden,
         "mamba_conv_bias": header.has("ssm_conv1d.bias"),
         "mamba_proj_bias": header.has("ssm_in.bias"),
         "shared_intermediate_size": shared or settings.integer("feed_forward_length"),
@@ -292,35 +290,17 @@ _MAMBA2 = {
     "norm": "ssm_norm",
     "out_proj": "ssm_out",
 }
-_FALCON_SIZES = {
-    "d_ssm": "inner",
-    "n_heads": "heads",
-    "d_head": "head",
-    "n_groups": "groups",
-    "d_state": "state",
-    "d_conv": "kernel",
-}
+_OF_MAMBA2 = {f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()}
+_FALCON_SIZES = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
 _FEED_FORWARD = {f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
 _FALCON_H1 = {
     **_FEED_FORWARD,
-    **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
+    **_OF_MAMBA2,
     "pre_ff_layernorm": "ffn_norm",
     "model.final_layernorm": "output_norm",
 }
-_NEMOTRON_SIZES = {
-    "mamba_num_heads": "heads",
-    "mamba_head_dim": "head",
-    "n_groups": "groups",
-    "ssm_state_size": "state",
-    "conv_kernel": "kernel",
-}
-_MAMBA2_SIZES = {
-    "num_heads": "heads",
-    "head_dim": "head",
-    "n_groups": "groups",
-    "state_size": "state",
-    "conv_kernel": "kernel",
-}
+_NEMOTRON_SIZES = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+_MAMBA2_SIZES = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
 _MAMBA = {
     **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
     "mixer.x_proj": "ssm_x",
@@ -331,7 +311,7 @@ _MAMBA = {
 }
 _JAMBA = {
     **_FEED_FORWARD,
-    **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
+    **_OF_MAMBA2,
     **{f"mamba.{name}_layernorm": f"ssm_{name}_norm" for name in ("dt", "b", "c")},
     "mamba.x_proj": "ssm_x",
     "mamba.dt_proj": "ssm_dt",
@@ -340,9 +320,6 @@ _JAMBA = {
     "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
     "feed_forward.experts.down_proj": "ffn_down_exps",
     "model.final_layernorm": "output_norm",
-}
-_GRANITE_HYBRID = {
-    **{f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()},
 }
 _RECURRENT: dict[str, Any] = {
     "norm": "layer_norm_epsilon",
@@ -374,9 +351,7 @@ HYBRIDS = {
     "mamba": GgufFamily("mamba", _mamba, **_RECURRENT),
     "mamba2": GgufFamily("mamba2", _mamba2, **_RECURRENT),
     "jamba": GgufFamily("jamba", _jamba, modules=_JAMBA, whole=frozenset({"dt_proj"}), rotates=False, varies=True),
-    "granitehybrid": GgufFamily(
-        "granitemoehybrid", _granite_hybrid, modules=_GRANITE_HYBRID, interleaved=True, varies=True
-    ),
+    "granitehybrid": GgufFamily("granitemoehybrid", _granite_hybrid, modules=_OF_MAMBA2, interleaved=True, varies=True),
     "qwen3next": GgufFamily("qwen3_next", _qwen3_next, order_outputs=_order_joined, **_DELTA_NETS),
     "qwen35": GgufFamily(
         "qwen3_5_text", _qwen35, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS

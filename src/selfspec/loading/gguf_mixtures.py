@@ -10,7 +10,6 @@ from selfspec.loading.gguf_family import (
     biases,
     experts,
     require_sigmoids,
-    routed,
     windows,
 )
 from selfspec.loading.gguf_settings import Settings, refused
@@ -29,7 +28,7 @@ def has_rms(settings: Settings) -> bool:
 
 
 def _cohere2_moe(header: Header) -> dict[str, Any]:
-    settings, values = header.settings, experts(header)
+    settings = header.settings
     size, dense = settings.integer("expert_feed_forward_length"), settings.integer("leading_dense_block_count")
     shared = settings.integer("expert_shared_count", 0)
     if (together := settings.integer("expert_shared_feed_forward_length", shared * size)) != shared * size:
@@ -39,9 +38,8 @@ def _cohere2_moe(header: Header) -> dict[str, Any]:
     if not sigmoids and not norms:
         raise refused(f"this GGUF file has a softmax without {settings.key(normed)}, which transformers always does")
     return {
+        **experts(header, "num_experts"),
         **windows(header, default=None, period=_PERIOD, first=True),
-        "num_experts": values["num_local_experts"],
-        "num_experts_per_tok": values["num_experts_per_tok"],
         "num_shared_experts": shared,
         "shared_expert_combination_strategy": "average",  # llama.cpp has no other
         "expert_selection_fn": "sigmoid" if sigmoids else "softmax",
@@ -61,7 +59,7 @@ COHERE2_MOE_RMS = GgufFamily("cohere2_moe", _cohere2_moe)
 
 
 def _mimo(header: Header) -> dict[str, Any]:
-    settings, values = header.settings, experts(header)
+    settings = header.settings
     settings.by_layer("attention.sliding_window_pattern")  # without which it is not known
     layers = windows(header, default=None, period=_PERIOD)
     if "expert_gating_func" in settings:
@@ -71,15 +69,15 @@ def _mimo(header: Header) -> dict[str, Any]:
     full = min(groups, default=0)
     if groups != [full if kind == "full_attention" else 2 * full for kind in kinds]:
         raise refused(
-            f"this GGUF file has {settings.key(name)} = {groups}, not twice as many where layers have a window"
+            f"this GGUF file has {settings.key(name)} = {str(groups)[:60]}, not twice as many where layers have a "
+            "window"
         )
     return {
+        **experts(header, "n_routed_experts"),
         **layers,
         "num_key_value_heads": full,
         "v_head_dim": settings.integer("attention.value_length", header.head_dim),
         "attention_value_scale": settings.number("attention.value_scale", 0.0) or 1.0,
-        "n_routed_experts": values["num_local_experts"],
-        "num_experts_per_tok": values["num_experts_per_tok"],
         "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
         **read_groups(settings),
         "norm_topk_prob": True,  # llama.cpp does it always
@@ -96,16 +94,16 @@ def _unscaled(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
 
 def _bailing2(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
-    settings, values = header.settings, {**routed(header), **read_mixture(header.settings)}
+    settings, values = header.settings, read_mixture(header.settings)
     size, shared = values["moe_intermediate_size"], values["n_shared_experts"]
     if shared > 1 or settings.integer("expert_shared_feed_forward_length", size) not in (0, size):
         raise refused(f"this GGUF file has {shared} shared experts, or one of another width than {size}, not supported")
-    return {**biases(header), **values, "use_qk_norm": True}
+    return {**biases(header), **experts(header, "n_routed_experts"), **values, "use_qk_norm": True}
 
 
 def _laguna(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
-    settings, values, size = header.settings, experts(header), header.head_dim
+    settings, size = header.settings, header.head_dim
     name, normed = "attention.head_count", "expert_weights_norm"
     heads = [header.heads] * header.layers if isinstance(settings.get(name), int) else settings.by_layer(name)
     value, gate = settings.integer("attention.value_length", size), header.tensors.get("blk.0.attn_gate.weight")
@@ -113,19 +111,18 @@ def _laguna(header: Header) -> dict[str, Any]:
     if not fits or value != size or gate is None:
         raise refused(
             f"this GGUF file has heads of {size} entries for keys and {value} for values, {settings.key(name)} = "
-            f"{heads}, and a gate of attention of the shape {gate and gate.shape}, which is not supported"
+            f"{str(heads)[:60]}, and a gate of attention of the shape {gate and gate.shape}, which is not supported"
         )
     if not settings.get(normed):
         raise refused(f"this GGUF file does not have {settings.key(normed)}, which transformers always does")
     dense = settings.integer("leading_dense_block_count")
     return {
         "sliding_window": 0,
+        **experts(header, "num_experts"),
         **windows(header, default=0, period=_PERIOD, first=True),
         "num_attention_heads": heads[0],
         "num_attention_heads_per_layer": heads,
         "gating": True if gate.shape[0] == heads[0] else "per-element",
-        "num_experts": values["num_local_experts"],
-        "num_experts_per_tok": values["num_experts_per_tok"],
         "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
         "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
         "moe_routed_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,

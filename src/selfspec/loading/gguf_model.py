@@ -20,9 +20,9 @@ from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
 from selfspec.loading.gguf_head import GgufHead
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
-from selfspec.loading.gguf_tensors import Source, find_parameters, stored_values
+from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
-from selfspec.loading.without_weights import build_on_meta
+from selfspec.loading.without_weights import BASE_BYTES, build_on_meta, put, stored_values
 from selfspec.memory import available_bytes
 from selfspec.model.mtp import hold_head
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
@@ -48,9 +48,6 @@ _EXPERTS, _GATE_UP, _DOWN = ".experts", "gate_up_proj", "down_proj"
 
 _EXPANDING = "kv_b_proj"
 """What expands latents, which kernels read as numbers of the dtype."""
-
-_BASE_BYTES = 256 << 20
-"""What a load takes beside the weights: the tensor that is being read, buffers."""
 
 
 def read_gguf(
@@ -152,7 +149,7 @@ class _Filling:
 
     def check_memory(self, available: int | None) -> None:
         """Refuses weights that do not fit into the ``available`` bytes of memory, measured before any was read."""
-        needed = _BASE_BYTES + self._bytes()
+        needed = BASE_BYTES + self._bytes()
         if available is not None and needed > available:
             raise OutOfMemoryError(
                 f"the weights of '{self._file.path}' take {needed:,} bytes, but {available:,} are available; take a "
@@ -195,7 +192,7 @@ class _Filling:
             path, _, kind = name.rpartition(".")
             module = self._modules[path]
             if name not in self._forms:
-                self._put(module, kind, self._read(name))
+                put(module, kind, self._read(name))
             elif path.endswith(_EXPERTS):
                 if kind == _GATE_UP:
                     self._replace(path, self._pack_experts(path, module))
@@ -290,13 +287,6 @@ class _Filling:
         made = torch.from_numpy(own).view(shape).to(torch.float32 if is_buffer else self._dtype)
         self._release([self._file.tensors[tensor] for tensor in source.tensors])
         return made
-
-    @staticmethod
-    def _put(module: nn.Module, kind: str, values: torch.Tensor) -> None:
-        if kind in module._buffers:
-            module._buffers[kind] = values
-        elif not isinstance(getattr(module, kind, None), nn.Parameter) or getattr(module, kind).is_meta:
-            setattr(module, kind, nn.Parameter(values, requires_grad=False))
 
     @staticmethod
     def _release(tensors: list[GgufTensor]) -> None:

@@ -162,14 +162,13 @@ def _minicpm3(header: Header) -> dict[str, Any]:
 
 
 def _afmoe(header: Header) -> dict[str, Any]:
-    settings, values = header.settings, experts(header)
+    settings = header.settings
     if "expert_gating_func" in settings:
         require_sigmoids(header)
     return {
         **biases(header),
+        **experts(header, "num_experts"),
         **windows(header, default=0, period=_AFMOE_PERIOD),
-        "num_experts": values["num_local_experts"],
-        "num_experts_per_tok": values["num_experts_per_tok"],
         "num_shared_experts": settings.integer("expert_shared_count"),
         "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
         "num_dense_layers": settings.integer("leading_dense_block_count", 0),

@@ -13,7 +13,6 @@ from selfspec.loading.gguf_family import (
     multipliers,
     qwen2_moe,
     require_sigmoids,
-    routed,
     windows,
 )
 from selfspec.loading.gguf_hybrids import FALCON_MAMBA, HYBRIDS
@@ -133,7 +132,8 @@ def _gpt_oss(header: Header) -> dict[str, Any]:
 
 
 def _deepseek2(header: Header) -> dict[str, Any]:
-    return {**routed(header), **read_latents(header.settings), **read_softmax_mixture(header.settings)}
+    settings = header.settings
+    return {**experts(header, "n_routed_experts"), **read_latents(settings), **read_softmax_mixture(settings)}
 
 
 def _youtu(header: Header) -> dict[str, Any]:
@@ -145,14 +145,15 @@ def _youtu(header: Header) -> dict[str, Any]:
 
 
 def _deepseek3(header: Header) -> dict[str, Any]:
-    return {**routed(header), **read_latents(header.settings), **read_mixture(header.settings)}
+    settings = header.settings
+    return {**experts(header, "n_routed_experts"), **read_latents(settings), **read_mixture(settings)}
 
 
 def _glm4_moe(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
     return {
         **biases(header),
-        **routed(header),
+        **experts(header, "n_routed_experts"),
         **read_mixture(header.settings),
         "use_qk_norm": header.has("attn_q_norm.weight"),
     }
@@ -160,17 +161,22 @@ def _glm4_moe(header: Header) -> dict[str, Any]:
 
 def _dots(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
-    return {**biases(header), **routed(header), **read_mixture(header.settings), "sliding_window": None}
+    return {
+        **biases(header),
+        **experts(header, "n_routed_experts"),
+        **read_mixture(header.settings),
+        "sliding_window": None,
+    }
 
 
 def _exaone_moe(header: Header) -> dict[str, Any]:
     require_sigmoids(header)
     header.settings.get("expert_shared_feed_forward_length")
-    values = {**experts(header), **read_mixture(header.settings)}
+    values = read_mixture(header.settings)
     return {
+        **experts(header, "num_experts"),
         **values,
         **windows(header, default=0, period=4),
-        "num_experts": values["num_local_experts"],
         "num_shared_experts": values["n_shared_experts"],
     }
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
+from selfspec.loading.gguf_file import MOST_LAYERS
+from selfspec.loading.gguf_header import short
 
 _MOST = 2**31 - 1
 
@@ -98,7 +100,8 @@ class Settings:
     def by_layer(self, name: str) -> list[int]:
         """Whole numbers of the layers, one each; truth values are 0 and 1."""
         values = self.get(name)
-        if not isinstance(values, (list, tuple, np.ndarray)) or np.asarray(values).dtype.kind not in "biu":
+        is_list = isinstance(values, (list, tuple, np.ndarray)) and len(values) <= MOST_LAYERS
+        if not is_list or not all(isinstance(each, (int, np.integer, np.bool_)) for each in values):
             raise damaged(
                 f"this GGUF file has {self.key(name)} = {str(values)[:40]}, no list of whole numbers by layer"
             )
@@ -120,8 +123,8 @@ class Settings:
             value = self._values[name]
             if isinstance(value, (str, Sized)) or value not in _NEUTRAL.get(name, ()):
                 raise refused(
-                    f"this GGUF file has {self.key(name)} = {str(value)[:40]}, a setting that selfspec does not know "
-                    f"for '{self.architecture}'"
+                    f"this GGUF file has {short(self.key(name))} = {str(value)[:40]}, a setting that selfspec does not "
+                    f"know for '{self.architecture}'"
                 )
 
     def _one(self, name: str, default: float | None) -> Any:
@@ -132,7 +135,9 @@ class Settings:
                 raise damaged(f"this GGUF file has no {self.key(name)}")
             return default
         if isinstance(value, (list, tuple, np.ndarray)):
-            values = set(np.asarray(value).tolist()) if len(value) else set()
+            if len(value) > MOST_LAYERS:
+                raise damaged(f"this GGUF file has {self.key(name)} of {len(value):,} layers")
+            values = set(value.tolist() if isinstance(value, np.ndarray) else value)
             if len(values) != 1:
                 raise UnsupportedModelError(
                     f"the layers of this GGUF file differ in {self.key(name)}, which is not supported; take a model "

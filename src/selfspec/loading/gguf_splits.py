@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from selfspec.errors import UnsupportedModelError
+from selfspec.loading.gguf_header import short
 from selfspec.loading.gguf_settings import refused
 
 _LOGGER = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ def find_splitting(name: str) -> Splitting:
         return _GPT2
     if name not in _SPLITTINGS:
         raise refused(
-            f"the pre-tokenizer '{name}' is not supported: it is not known how its model splits text into words"
+            f"the pre-tokenizer '{short(name)}' is not supported: it is not known how its model splits text into words"
         )
     return _SPLITTINGS[name]
 

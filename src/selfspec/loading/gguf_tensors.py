@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from selfspec.loading.gguf_family import Rows
 from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_header import short
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_rope import ROPE_TENSORS
 from selfspec.loading.gguf_settings import refused
+from selfspec.loading.without_weights import stored_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -220,13 +221,6 @@ def find_next_layer(
     return sources, shapes
 
 
-def stored_values(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """The parameters of a model, and the buffers that checkpoints have, by name."""
-    kept = model.state_dict().keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return {**dict(model.named_parameters()), **buffers}
-
-
 class _Finder:
     """Finds parameters of one model in one file."""
 
@@ -359,7 +353,7 @@ def _check_all_used(tensors: Mapping[str, GgufTensor], sources: Mapping[str, Sou
         known = later or name in ROPE_TENSORS or _NEEDLESS.fullmatch(name)
         if not known and used[name] != _outputs(tensor.shape):
             raise refused(
-                f"the tensor {name[:80]} of this GGUF file, of the shape {tensor.shape}, is in part or whole no "
+                f"the tensor {short(name)} of this GGUF file, of the shape {tensor.shape}, is in part or whole no "
                 f"parameter of this {config.model_type} model"
             )
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from selfspec.errors import ModelLoadError, SelfSpecError, first_line
 from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_header import short
 from selfspec.loading.gguf_settings import refused
 from selfspec.loading.gguf_splits import find_splitting
 
@@ -83,8 +84,8 @@ class _Vocabulary:
         if self._kind == "gemma4":
             return self._gemma(self._ids, self._required_merges())
         raise refused(
-            f"'{self._file.path}' has a tokenizer of the kind '{self._kind}', which is not supported; those of the "
-            f"kinds gpt2, llama and gemma4 are"
+            f"'{self._file.path}' has a tokenizer of the kind '{short(self._kind)}', which is not supported; those of "
+            f"the kinds gpt2, llama and gemma4 are"
         )
 
     def wrap(self, backend: Tokenizer) -> PreTrainedTokenizerFast:
@@ -172,7 +173,7 @@ class _Vocabulary:
         scores = self._numbers("scores")
         if not scores.size:
             self._refuse("it has neither merges nor scores")
-        ids = {token: i for token, i in self._ids.items() if self._type(i) == _NORMAL}
+        ids = {token: i for token, i in self._ids.items() if not self._types.size or self._types[i] == _NORMAL}
         return _derive_merges(ids, {token: float(scores[i]) for token, i in ids.items()})
 
     def _special(self, name: str) -> str | None:
@@ -199,9 +200,6 @@ class _Vocabulary:
     @property
     def _architecture(self) -> str:
         return str(self._metadata.get("general.architecture", ""))
-
-    def _type(self, token_id: int) -> int:
-        return int(self._types[token_id]) if self._types.size else _NORMAL
 
     def _text(self, key: str) -> str:
         value = self._metadata.get(_PREFIX + key, "")

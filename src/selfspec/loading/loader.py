@@ -92,8 +92,9 @@ def load_model(
     if activations not in ACTIVATIONS:
         raise InvalidParameterError(f"there are no activations '{activations}'; choose {' or '.join(ACTIVATIONS)}")
     division, precision = Division(device_map, tp_plan), parse_weights(weights)
-    if device != "auto" or precision is not None:
-        division.refuse_with("a device" if precision is None else "low-bit weights")
+    for given, what in ((device != "auto", "a device"), (precision is not None, "low-bit weights"), (unpack, "unpack")):
+        if given:
+            division.refuse_with(what)
     loaded = _load(name, parse_dtype(dtype), device, precision, division, unpack=unpack)
     set_activations(loaded[0], activations)
     return loaded

@@ -13,6 +13,9 @@ from selfspec.runtimes.packed_codes import PackedCodes
 _AT_ONCE = 1 << 16
 """Blocks that are read together."""
 
+_MOST_WEIGHTS = 1 << 16
+"""Of a block; bitsandbytes has at most 4096."""
+
 
 def find_bitsandbytes(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> StoredWeight | None:
     """Bytes with a sign and a scale an output; or codes of a table of 16 numbers, which no grid has."""
@@ -76,9 +79,10 @@ def _read_state(files: SafetensorsFiles, name: str, shape: tuple[int, int]) -> t
         added, own = float(state.get("nested_offset") or 0), tuple(state["shape"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(f"{name} cannot be read; the checkpoint is damaged") from error
-    if own != shape or size < 2 or size % 2 or nested < 0:
+    if own != shape or not 2 <= size <= _MOST_WEIGHTS or size % 2 or not 0 <= nested <= _MOST_WEIGHTS:
         raise ModelLoadError(
-            f"{name} describes {list(own)} weights in blocks of {size}, but its layer has {list(shape)}; "
-            "the checkpoint is damaged"
+            f"{name} describes {str(list(own))[:40]} weights in blocks of {str(size)[:20]}, whose scales are in blocks "
+            f"of {str(nested)[:20]}, but its layer has {list(shape)}, and blocks have {_MOST_WEIGHTS:,} at most; the "
+            "checkpoint is damaged"
         )
     return size, nested, added

@@ -66,7 +66,7 @@ def _compressed_tensors(files: SafetensorsFiles, name: str, shape: tuple[int, in
     if index in files.names:
         given = files.read(files.check(index, (inputs,), "I32", "I64")).long()
         if not (given == -1).all():  # as it is where no order was chosen
-            if given.min() < 0 or (torch.bincount(given) != inputs // groups).any() or given.max() >= groups:
+            if given.min() < 0 or given.max() >= groups or (torch.bincount(given) != inputs // groups).any():
                 raise ModelLoadError(f"{index} does not put as many inputs into each group; the checkpoint is damaged")
             group_of = given
     of_shape = f"{name}.weight_shape"

@@ -19,7 +19,7 @@ from selfspec.loading.quantised_compressed import find_compressed_layout
 from selfspec.loading.quantised_gptq import find_awq, find_gptq
 from selfspec.loading.quantised_mxfp4 import find_experts
 from selfspec.loading.quantised_weights import Finder, StoredWeight
-from selfspec.loading.without_weights import build_on_meta
+from selfspec.loading.without_weights import BASE_BYTES, build_on_meta, put, stored_values
 from selfspec.memory import check_memory
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.kernel_build import KernelBuildError
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 _MXFP4 = "mxfp4"
 """The ``quant_method`` of checkpoints whose experts are in MXFP4."""
-
-_BASE_BYTES = 256 << 20
-"""What a load takes beside the weights: the tensor that is being read, buffers."""
 
 _NO_GRID = (
     "the kernels take integers with a scale for 32 inputs or a multiple; a GGUF file of the model keeps its few bits"
@@ -134,7 +131,7 @@ class _Filling:
         self._modules: dict[str, nn.Module] = dict(model.named_modules())
         self._no_kernels = _why_no_kernels(dtype)
         self._stored = dict(self._find(layout))
-        self._dense = {name: each for name, each in model.named_parameters() if name not in self._stored}
+        self._dense = {name: each for name, each in stored_values(model).items() if name not in self._stored}
 
     def _find(self, layout: Finder) -> Iterator[tuple[str, StoredWeight]]:
         """The parameters that are not stored as ordinary numbers, by name."""
@@ -151,15 +148,15 @@ class _Filling:
             raise ModelLoadError(
                 "the config says that weights are quantised, but none are; download the checkpoint again"
             )
-        for name, parameter in self._dense.items():
-            self._files.check(name, tuple(parameter.shape), "F16", "BF16", "F32")
+        for name, values in self._dense.items():
+            self._files.check(name, tuple(values.shape), "F16", "BF16", "F32")
         self._check_all_used()
-        dense = sum(parameter.numel() for parameter in self._dense.values()) * self._dtype.itemsize
-        needed = _BASE_BYTES + dense + sum(map(self._bytes, self._stored))
+        dense = sum(values.numel() for values in self._dense.values()) * self._dtype.itemsize
+        needed = BASE_BYTES + dense + sum(map(self._bytes, self._stored))
         check_memory(needed, f"the weights take {needed:,} bytes", "take a smaller model")
 
     def run(self) -> None:
-        """Reads all parameters."""
+        """Reads all parameters, and the buffers that checkpoints have."""
         model: Any = self._model
         layers: dict[str, dict[str, LowBitLinear]] = defaultdict(dict)
         for name, stored in self._stored.items():
@@ -170,20 +167,22 @@ class _Filling:
                 bias = self._read(of_bias).flatten() if self._dense.pop(of_bias, None) is not None else None
                 layers[path][kind] = LowBitLinear(stored.pack(), bias, self._dtype)
             else:
-                setattr(self._modules[path], kind, nn.Parameter(stored.values(self._dtype), requires_grad=False))
+                put(self._modules[path], kind, stored.values(self._dtype))
         for path, kinds in layers.items():
             parent, _, last = path.rpartition(".")
             made = kinds.get("weight") or LowBitExperts(self._modules[path], *kinds.values())
             setattr(self._modules[parent], last, made.eval())
         for name in self._dense:
             path, _, kind = name.rpartition(".")
-            setattr(self._modules[path], kind, nn.Parameter(self._read(name), requires_grad=False))
+            put(self._modules[path], kind, self._read(name))
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if isinstance(head, nn.Linear) and head.weight.is_meta:  # it is tied
             head.weight = embedding.weight
 
     def _read(self, name: str) -> torch.Tensor:
-        return self._files.read(name).to(self._dtype, copy=True)
+        path, _, kind = name.rpartition(".")
+        is_buffer = kind in self._modules[path]._buffers
+        return self._files.read(name).to(torch.float32 if is_buffer else self._dtype, copy=True)
 
     def _keeps(self, stored: StoredWeight) -> bool:
         return self._packed and stored.form is not None and self._no_kernels is None
@@ -200,7 +199,7 @@ class _Filling:
     def _check_all_used(self) -> None:
         """Refuses tensors that nothing reads: they would change what is computed."""
         used = {name for stored in self._stored.values() for name in stored.names}
-        used.update(name for name, _ in self._model.named_parameters(remove_duplicate=False))
+        used.update(self._model.state_dict())
         for name in sorted(set(self._files.names) - used):
             if not (_NEEDLESS.fullmatch(name) or self._is_empty_bias(name)):
                 raise ModelLoadError(

@@ -4,12 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import PreTrainedConfig
 
 from selfspec.errors import UnsupportedModelError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+BASE_BYTES = 256 << 20
+"""What a load takes beside the weights: the tensor that is being read, buffers."""
+
+_MOST_BUFFER_BYTES = 2**30
+"""No model has nearly as many. Some have a buffer of all pairs of positions, which a damaged file may choose freely."""
 
 
 def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
@@ -18,11 +25,12 @@ def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
     Buffers, as of rope, have their values, but for those that checkpoints hold.
 
     Raises:
-        UnsupportedModelError: transformers cannot build a model of this config.
+        UnsupportedModelError: transformers cannot build a model of this config, or its buffers take too much memory.
     """
     try:
         with torch.device("meta"):
             model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        _check_buffers(model)
         modules = list(model.modules())
         for module in modules:
             module._buffers = {name: _unknown(buffer) for name, buffer in module._buffers.items()}
@@ -41,6 +49,27 @@ def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
             )
     built: PreTrainedModel = model.eval()
     return built
+
+
+def stored_values(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
+    """The parameters of a model, and the buffers that checkpoints have, by name."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def put(module: nn.Module, kind: str, values: torch.Tensor) -> None:
+    """Gives a module on ``meta`` a parameter or a buffer."""
+    if kind in module._buffers:
+        module._buffers[kind] = values
+    else:
+        setattr(module, kind, nn.Parameter(values, requires_grad=False))
+
+
+def _check_buffers(model: nn.Module) -> None:
+    needed = sum(buffer.nbytes for buffer in model.buffers())
+    if needed > _MOST_BUFFER_BYTES:
+        raise ValueError(f"its buffers take {needed:,} bytes, and at most {_MOST_BUFFER_BYTES:,} are allowed")
 
 
 def _unknown(buffer: torch.Tensor | None) -> torch.Tensor | None:

@@ -107,16 +107,11 @@ class SelfSpec(Method):
         ratio = sublayer_ratio(target, settings.skip_ratio, ends)
         self.adopt(Profile(starting_set(target.layer_count, ratio, ends)))
 
-    @property
-    def profile(self) -> Profile:
-        """The sublayers that drafts skip now."""
-        return self._profile
-
     def adopt(self, profile: Profile) -> None:
         """Skips other sublayers from now on, with the threshold of the settings."""
         kept = KeptSet.skipping(profile.skipped, self.target.sublayer_count)
         with self._lock:
-            self._profile, self._kept, self._threshold = profile, kept, self.settings.threshold
+            self.profile, self._kept, self._threshold = profile, kept, self.settings.threshold
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
@@ -132,7 +127,7 @@ class SelfSpec(Method):
     def state(self) -> LearnedState:
         """Profile and threshold."""
         with self._lock:
-            values = {**asdict(self._profile), "threshold": self._threshold}
+            values = {**asdict(self.profile), "threshold": self._threshold}
         return LearnedState({**values, "skipped": list(values["skipped"])})
 
     def restore(self, state: LearnedState) -> None:

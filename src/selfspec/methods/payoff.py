@@ -106,25 +106,20 @@ class Record:
     def __init__(self, payoff: Payoff, cost: float | None = None) -> None:
         self._payoff = payoff
         self._cost = cost
-        self._drafted = 0
+        self.drafted = 0
         self._tokens = self._steps = 0.0
 
     def note_round(self, drafted: int, accepted: int) -> None:
         """Counts a round that it drafted."""
         if self._cost is None or not drafted:
             return
-        was_new = self._drafted < NEW
+        was_new = self.drafted < NEW
         fade = max(0.0, 1 - drafted / _MEMORY)
-        self._drafted += drafted
+        self.drafted += drafted
         self._tokens = fade * self._tokens + accepted + 1
         self._steps = fade * self._steps + drafted * self._cost + 1
-        if was_new and self._drafted >= NEW:
+        if was_new and self.drafted >= NEW:
             self._payoff.note_new(self.speedup)
-
-    @property
-    def drafted(self) -> int:
-        """Draft tokens so far."""
-        return self._drafted
 
     @property
     def speedup(self) -> float:
@@ -134,13 +129,13 @@ class Record:
     @property
     def declined(self) -> bool:
         """Whether it promises less than plain decoding."""
-        return self._drafted >= JUDGED and self.speedup < 1.0
+        return self.drafted >= JUDGED and self.speedup < 1.0
 
     @property
     def gain(self) -> float | None:
         """Share of the time that a new choice is expected to save; ``None`` if nothing is known of it."""
         reached = self._payoff.reached
-        if reached is None or (self._cost is not None and self._drafted < NEW):
+        if reached is None or (self._cost is not None and self.drafted < NEW):
             return None
         return max(0.0, 1 - max(1.0, self.speedup) / reached)
 

@@ -233,7 +233,7 @@ def make_method(method: str | type[Method], target: Target, settings: Mapping[st
     if refusal is not None and made.needs.probe_rows:
         raise UnsupportedModelError(
             f"{made.name} tries layers on rows that do not follow each other, which this {target.family.name} model "
-            f"cannot run: {refusal}; choose auto, ngram or layerskip"
+            f"cannot run: {refusal}; choose auto, prompt-lookup or layerskip"
         )
     return made
 
@@ -250,7 +250,7 @@ class MethodPool:
 
     def __init__(self, first: Method) -> None:
         self._first = first
-        self._made: OrderedDict[tuple[str, Any], Method] = OrderedDict()
+        self._made: OrderedDict[tuple[type[Method], Any], Method] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, name: str | None = None, settings: Mapping[str, Any] | None = None) -> Method:
@@ -263,8 +263,8 @@ class MethodPool:
         chosen = type(self._first) if name is None else find_method(name)
         inherited = setting_values(self._first.settings) if name is None else {}
         values = {**inherited, **(settings or {})}
-        key = chosen.name, parse_settings(chosen.Settings, chosen.name, values)
-        if key == (self._first.name, self._first.settings):
+        key = chosen, parse_settings(chosen.Settings, chosen.name, values)
+        if key == (type(self._first), self._first.settings):
             return self._first
         with self._lock:
             if key not in self._made:

@@ -185,7 +185,10 @@ def _check(field: "dataclasses.Field[Any]", hint: Any, value: Any) -> Any:
     if value is None and optional:
         return None
     if base is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     wrong_type = not isinstance(value, base) or (isinstance(value, bool) and base is not bool)
     if wrong_type or (isinstance(value, float) and not math.isfinite(value)):
         raise InvalidSettingError(f"{field.name} must be {_type_name(hint)}, not {value!r}")

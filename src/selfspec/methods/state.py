@@ -72,7 +72,7 @@ def read_state(path: Path, method: str, model: Mapping[str, Any]) -> LearnedStat
         return LearnedState(json.loads(metadata["values"]), tensors)
     except OSError as error:
         raise StateError(f"state file '{path}' cannot be read: {_reason(error)}") from error
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StateError(f"'{path}' is not a state file of selfspec, or it is damaged: {error}") from error
 
 

@@ -119,11 +119,6 @@ class Rows:
         """Smallest of the positions."""
         return self.prefix if self.depths is None else self.prefix + min(self.depths)
 
-    @property
-    def consecutive(self) -> bool:
-        """The positions are ``lowest_position, lowest_position + 1, …``."""
-        return self.depths is None
-
     def first_slot(self, window: int | None) -> int:
         """The first slot that any row can see through a sliding window; 0 without one."""
         if window is None:
@@ -302,7 +297,7 @@ class Forward:
             Cosine and signed sine, ``[rows or more, 1, dim]`` each, and the index of the first row in them.
         """
         part = self.parts[0]
-        if len(self.parts) == 1 and part.consecutive and self.rope.is_fixed and not self._turns:
+        if len(self.parts) == 1 and part.depths is None and self.rope.is_fixed and not self._turns:
             return self.rope.table(kind), part.lowest_position
         return self.turn(kind), 0
 
@@ -313,7 +308,7 @@ class Forward:
             self.rope.turns(
                 self.like,
                 part.positions,
-                part.lowest_position if part.consecutive else None,
+                part.lowest_position if part.depths is None else None,
                 long=part.sequence.long_rope,
             )
             for part in self.parts

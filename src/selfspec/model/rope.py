@@ -1,6 +1,7 @@
 """Rotary position embeddings of a target, without touching the model's own module."""
 
 import copy
+import threading
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class Rope:
         self.is_stateless = self.is_fixed or switch_length is not None
         self._table: dict[str | None, CosSin] = {}
         self._reserved = 0
+        self._reserving = threading.Lock()
 
     def is_long(self, prompt_length: int, last_length: int) -> bool:
         """Whether a request uses the long frequencies, given the length of its prompt and its length at the end.
@@ -93,9 +95,12 @@ class Rope:
         if length <= self._reserved or not self.is_fixed:
             return
         # Requests of similar length share a table. A longer one replaces it in one assignment, since threads share it.
-        positions = torch.arange(-(-length // _TABLE_STEP) * _TABLE_STEP, device=hidden_states.device)
-        self._table = self._turns(hidden_states, positions, long=False)
-        self._reserved = len(positions)
+        with self._reserving:
+            if length <= self._reserved:
+                return
+            positions = torch.arange(-(-length // _TABLE_STEP) * _TABLE_STEP, device=hidden_states.device)
+            self._table = self._turns(hidden_states, positions, long=False)
+            self._reserved = len(positions)
 
     def table(self, kind: str | None) -> CosSin:
         """The rotations of all reserved positions, if fixed: cosine and signed sine, ``[positions, 1, dim]``."""

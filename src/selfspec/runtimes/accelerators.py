@@ -20,7 +20,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 def device_name(device: torch.device) -> str:
     """The device's name on CUDA, ROCm and XPU, else its type, as ``cpu``."""
-    return str(_module(device).get_device_name(device)) if device.type in ("cuda", "xpu") else device.type
+    return str(getattr(torch, device.type).get_device_name(device)) if device.type in ("cuda", "xpu") else device.type
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
@@ -54,7 +54,3 @@ def _platform(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     return f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-
-
-def _module(device: torch.device) -> Any:
-    return getattr(torch, device.type)

@@ -91,9 +91,10 @@ def native_adapter(adapter: Adapter | None) -> "Array[AdaptedSublayer] | None":
     if adapter is None:
         return None
     if "native" not in adapter.memo:
-        adapter.memo["native"] = (AdaptedSublayer * adapter.sublayers)()
+        described = (AdaptedSublayer * adapter.sublayers)()
         for (sublayer, product), added in adapter.sums.items():
-            setattr(adapter.memo["native"][sublayer], product.name.lower(), _describe(added))
+            setattr(described[sublayer], product.name.lower(), _describe(added))
+        adapter.memo["native"] = described  # whole: threads share it
     native: Array[AdaptedSublayer] = adapter.memo["native"]
     return native
 

@@ -212,8 +212,8 @@ template <class T> class Links {
     virtual void embed(long rows) {
         const T* embedding = static_cast<const T*>(chain.embedding);
         stream.resize(rows * hidden);
-        std::vector<long> known(tokens);
-        for (long& token : known) token = std::max(token, 0L);
+        std::vector<int64_t> known(tokens.begin(), tokens.end());
+        for (int64_t& token : known) token = std::max<int64_t>(token, 0);
         if (!embedding) unpack(*chain.table, known.data(), stream.data(), rows, hidden, 1);
         for (long row = 0; row < rows; row++) {
             T* to = stream.data() + row * hidden;

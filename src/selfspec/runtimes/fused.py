@@ -255,13 +255,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         turn = forward.turn(self.rope) if self.turns else None
         heads = self._executed(forward, FusedAttention.project, hidden_states, turn)
-        parts = forward.parts
-        if len(parts) == 1:
-            attended = self._attend(heads, parts[0])
-        else:
-            attended = torch.cat(
-                [self._attend(heads[own], rows) for rows, own in zip(parts, forward.slices, strict=True)]
-            )
+        attended = forward.by_part(lambda own, rows: self._attend(heads[own], rows))
         return self._executed(forward, FusedAttention.leave, attended)
 
     def leave(self, attended: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:

@@ -41,6 +41,9 @@ _ROWS = 16
 _BITS = (8, 4)
 """What torch has products of."""
 
+_AT_ONCE = 1 << 24
+"""Weights that are rounded together: a few times as many floats are in memory meanwhile."""
+
 _CPU_TILES, _CUDA_TILES = 2, 8
 """Tiles of 16 inputs that torch's layout of 4 bits puts together."""
 
@@ -78,9 +81,13 @@ class LowBitCopies:
         """Refuses a precision for which there are no kernels, or whose groups do not divide. Nothing is made."""
         self._checked(precision)
 
+    def parts(self, precision: AnyPrecision) -> list[tuple[int, PackedFormat]]:
+        """The parts of a precision that have copies, each with its format; see ``check``."""
+        return self._parts(self._checked(precision))
+
     def bytes(self, precision: AnyPrecision) -> int:
         """What all copies of a precision take, in bytes, whether they have been made or not; see ``check``."""
-        return sum(self._bytes(*part) for part in self._parts(self._checked(precision)))
+        return sum(self._bytes(*part) for part in self.parts(precision))
 
     def at(self, precision: AnyPrecision) -> Runner:
         """The model at a precision; see ``Target.at``. The copies that it lacks are made."""
@@ -343,9 +350,12 @@ class TorchLowBitProduct(Product):
 
 def round_to_integers(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric integers, int32 ``[outputs, inputs]``, and scales, bfloat16 ``[outputs, groups]``, of weights."""
-    groups, offset = weight.float().view(len(weight), -1, group), 1 << (bits - 1)
-    scales = choose_scales(groups, offset)
-    return to_integers(groups, scales, offset).flatten(1).int(), scales.bfloat16()
+    offset, integers, scales = 1 << (bits - 1), [], []
+    for some in torch.split(weight, max(1, _AT_ONCE // weight.shape[1])):
+        groups = some.float().view(len(some), -1, group)
+        scales.append(choose_scales(groups, offset))
+        integers.append(to_integers(groups, scales[-1], offset).flatten(1).to(torch.int8))
+    return torch.cat(integers).int(), torch.cat(scales).bfloat16()
 
 
 def _rounded(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:

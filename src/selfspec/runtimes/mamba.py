@@ -83,4 +83,6 @@ def compile_mamba(sublayer: Sublayer) -> Sublayer:
     net: Any = getattr(layer, names[1])
     assert isinstance(sublayer, LayerPart)
     is_plain = type(net.dt_proj) is torch.nn.Linear and net.activation == "silu"
+    if type(net).__name__ == "FalconMambaMixer" and not hasattr(net, _NORMS[0]):  # an older transformers norms itself
+        return sublayer
     return Mamba(sublayer, *names) if is_plain and kernels_take(net) else sublayer

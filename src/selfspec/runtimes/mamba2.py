@@ -51,7 +51,7 @@ class Mamba2(StateNet):
     def follow(self, rows: Rows, *entered: torch.Tensor) -> torch.Tensor:
         """See ``RecurrentBranch``."""
         mixed, times, _ = entered
-        is_prompt = rows.start == 0 or (rows.settled and rows.count > 1)
+        is_prompt = rows.start == 0 or rows.settled
         return self.run(rows, mixed, times, native=self._bounded if is_prompt else self._native)
 
     def leave(self, found: torch.Tensor, *entered: torch.Tensor) -> torch.Tensor:

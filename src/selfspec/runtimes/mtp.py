@@ -15,6 +15,7 @@ from selfspec.runtimes.chain import Drafted, DraftRequest
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.products import outputs_of
 from selfspec.runtimes.run_head import HeadEntry, MtpText, NativeHead
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
@@ -214,16 +215,11 @@ def first_outputs(head: Any, count: int) -> nn.Module:
     Raises:
         UnsupportedModelError: the layer is of a class whose weights cannot be divided.
     """
-    if type(head) is LowBitLinear:
-        return head.outputs(0, count).eval()
-    if type(head) is not nn.Linear:
+    if type(head) not in (nn.Linear, LowBitLinear):
         raise UnsupportedModelError(
             f"the LM head is a {type(head).__name__}, of which no part can run; leave the vocabulary of the head out"
         )
-    part = nn.Linear(head.in_features, count, bias=False, device="meta")
-    part.weight = nn.Parameter(head.weight.detach()[:count], requires_grad=False)
-    part.bias = None if head.bias is None else nn.Parameter(head.bias.detach()[:count], requires_grad=False)
-    return part.eval()
+    return outputs_of(head, 0, count)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -354,7 +354,7 @@ class NativeForward:
         if rows.visible is None and rows.prefix == rows.start:
             if window is None or rows.count == 1:
                 return View(None, first, 0)
-            if rows.consecutive and rows.lowest_position == rows.start:
+            if rows.depths is None:
                 return View(None, first, window)
         assert self._dtype is not None
         mask = rows.mask(window, self._dtype, additive=False, causal_kernel=False)  # held by ``rows``

@@ -42,15 +42,35 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def signature(modules: Sequence[nn.Module]) -> list[Any]:
-    """Identifies modules, their weights and their hooks: equal as long as none of these has been replaced."""
+    """Identifies modules, their weights and their hooks: equal as long as none of these is replaced or changed."""
     found: list[Any] = []
     for root in modules:
         for module in root.modules():
             found.append((id(module), is_plain(module)))
-            found += [
-                parameter.data_ptr() for parameter in vars(module)["_parameters"].values() if parameter is not None
-            ]
+            for parameter in vars(module)["_parameters"].values():
+                if parameter is not None:
+                    found.append((parameter.data_ptr(), _changes(parameter)))
     return found
+
+
+def _changes(parameter: torch.Tensor) -> int:
+    """How often a tensor was changed in place; 0 for one that was made in inference mode, which does not count."""
+    try:
+        return parameter._version
+    except RuntimeError:
+        return 0
+
+
+def outputs_of(head: nn.Linear | LowBitLinear, first: int, count: int) -> nn.Module:
+    """Some outputs of a linear layer as a layer of its own, whose weights are views."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        if isinstance(head, LowBitLinear):
+            return head.outputs(first, count).eval()
+        part = nn.Linear(head.in_features, count, bias=False, device="meta")
+        part.weight = nn.Parameter(head.weight.detach()[first : first + count], requires_grad=False)
+        if head.bias is not None:
+            part.bias = nn.Parameter(head.bias.detach()[first : first + count], requires_grad=False)
+    return part.eval()
 
 
 def can_join(linears: Sequence[Any]) -> bool:

@@ -4,7 +4,7 @@ The rounded weights of a part are made when it runs and dropped afterwards, so t
 slow, and only a trial runs it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -28,26 +28,18 @@ def round_weights(copies: LowBitCopies, precision: Precision) -> Runner:
     Raises:
         UnsupportedModelError: the model cannot have it, or the rounded weights are others than the own ones.
     """
-    copies.check(precision)
-    _check_rounding(copies, precision)
-    runner, written = copies.runner, precision.by_sublayer(len(copies.runner.sublayers))
-    blocks: list[Sublayer] = []
-    for index, block in enumerate(runner.sublayers):
-        form = written.of_sublayer(index)
-        assert isinstance(block, FusedBlock)
-        blocks.append(block if form is None else _RoundedBlock(copies, index, form))
-    head_form = written.of_head()
-    return runner.with_products(blocks, runner.head if head_form is None else _rounded_head(copies, head_form))
+    runner, forms = copies.runner, dict(copies.parts(precision))
+    _check_rounding(copies, forms)
+    blocks = [
+        _RoundedBlock(copies, index, forms[index]) if index in forms else block
+        for index, block in enumerate(runner.sublayers)
+    ]
+    return runner.with_products(blocks, _rounded_head(copies, forms[HEAD]) if HEAD in forms else runner.head)
 
 
-def _check_rounding(copies: LowBitCopies, precision: Precision) -> None:
+def _check_rounding(copies: LowBitCopies, forms: Mapping[int, PackedFormat]) -> None:
     """Refuses rounded weights that are not near the own ones: then a copy was stored or read wrongly."""
-    written = precision.by_sublayer(len(copies.runner.sublayers))
-    forms = [(HEAD, written.of_head())]
-    forms += [(index, written.of_sublayer(index)) for index in range(len(written.sublayers))]
-    for index, form in forms:
-        if form is None:
-            continue
+    for index, form in sorted(forms.items(), key=lambda part: part[0]):  # the head first
         for rounded, own in zip(copies.rounded(index, form), copies.own(index), strict=True):
             error = float((rounded.float() - own.float()).norm() / own.float().norm().clamp(min=1e-30))
             if not error <= MOST_ERROR:

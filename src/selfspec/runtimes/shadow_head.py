@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.packed import LowBitLinear
-from selfspec.runtimes.products import can_join, compile_head, signature
+from selfspec.runtimes.products import can_join, compile_head, outputs_of, signature
 from selfspec.runtimes.target import Target
 
 _FEWEST_OUTPUTS = 64
@@ -84,7 +83,7 @@ class ShadowHead:
             self._slices, self._signature = {}, now
         slices = self._slices
         if size not in slices:
-            parts = [_outputs(head, first, size) for first in range(0, head.out_features, size)]
+            parts = [outputs_of(head, first, size) for first in range(0, head.out_features, size)]
             slices[size] = [self._compile(part) for part in parts]
         return slices[size]
 
@@ -104,16 +103,3 @@ class ShadowHead:
             tokens.append(logits.argmax(-1))
             confidences.append(torch.softmax(logits, -1, dtype=torch.float32).amax(-1))
         return torch.cat(tokens), torch.cat(confidences)
-
-
-def _outputs(head: nn.Linear | LowBitLinear, first: int, count: int) -> nn.Module:
-    """Some outputs of a linear layer as a layer of its own, whose weights are views."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        if isinstance(head, LowBitLinear):
-            return head.outputs(first, count).eval()
-        weight = head.weight.data[first : first + count]
-        part = nn.Linear(weight.shape[1], weight.shape[0], bias=head.bias is not None, device="meta")
-        part.weight = nn.Parameter(weight, requires_grad=False)
-        if head.bias is not None:
-            part.bias = nn.Parameter(head.bias.data[first : first + count], requires_grad=False)
-    return part.eval()

@@ -11,11 +11,8 @@ from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, find, load
-from selfspec.runtimes.recurrent import RecurrentBranch, kernels_take
+from selfspec.runtimes.recurrent import Convolution, RecurrentBranch, kernels_take
 from selfspec.runtimes.structures import NativeStateNet
-
-State = tuple[torch.Tensor, torch.Tensor]
-"""After a row: the rows that the convolution of the next one reads, ``[taps - 1, channels]``, and the heads' states."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ class StateNet(RecurrentBranch):
     ) -> None:
         super().__init__(part, norm, module)
         net, conv = self.module, self.module.conv1d
-        self._taps, self._shape = int(net.conv_kernel_size), (sizes.heads, sizes.state, sizes.size)
+        self._convolution = Convolution(conv)
+        self._shape = sizes.heads, sizes.state, sizes.size
         bias = conv.weight.new_zeros(len(conv.weight)) if conv.bias is None else conv.bias
         held: dict[str, torch.Tensor] = {
             "conv": conv.weight[:, 0].T,
@@ -73,7 +71,7 @@ class StateNet(RecurrentBranch):
             **{name: tensor.data_ptr() for name, tensor in self._held.items()},
             **dict(zip(("queries", "keys", "values"), firsts, strict=True)),
             **asdict(sizes),
-            taps=self._taps,
+            taps=int(net.conv_kernel_size),
             epsilon=net.norm.variance_epsilon if gated else 0.0,
             lowest=0.0,
             highest=math.inf,
@@ -96,8 +94,8 @@ class StateNet(RecurrentBranch):
             What is read, ``[rows, heads * size]``.
         """
         cache = rows.sequence.cache.states
-        before, state = cache.get(self.index, rows.start - 1) or self._nothing(mixed)
-        window, times = torch.cat([before, mixed]), times.contiguous()
+        seen, state = cache.get(self.index, rows.start - 1) or (None, torch.zeros(self._shape))
+        window, times = self._convolution.window(mixed, seen), times.contiguous()
         gated = tuple(each.contiguous() for each in gated)
         out = mixed.new_empty(rows.count, self._shape[0] * self._shape[2])
         states = [torch.empty_like(state) for _ in range(1 if rows.settled else rows.count)]
@@ -107,13 +105,8 @@ class StateNet(RecurrentBranch):
         call = getattr(load(), f"state_net_{DTYPES[mixed.dtype]}")
         call(ctypes.byref(native), window.data_ptr(), window.shape[1], *given, places, *sizes)
         for row, after in enumerate(states, rows.count - len(states)):
-            seen = window[row + 1 : row + self._taps].clone()  # a view would hold the window of a whole prompt
-            cache.put(self.index, rows.start + row, (seen, after))
+            cache.put(self.index, rows.start + row, (self._convolution.seen(window, row), after))
         return out
-
-    def _nothing(self, like: torch.Tensor) -> State:
-        """The state before the first row."""
-        return like.new_zeros(self._taps - 1, like.shape[1]), torch.zeros(self._shape)
 
 
 def has_kernel(net: Any, sizes: Sizes) -> bool:
@@ -122,5 +115,5 @@ def has_kernel(net: Any, sizes: Sizes) -> bool:
     Raises:
         KernelBuildError: there are no kernels.
     """
-    fits = max(sizes.state, sizes.size) <= find().constants["MOST_DIM"] and sizes.size % TILE == 0
-    return fits and sizes.heads % sizes.groups == 0 and net.activation == "silu" and kernels_take(net)
+    fits = sizes.size % TILE == 0 and sizes.heads % sizes.groups == 0 and net.activation == "silu" and kernels_take(net)
+    return fits and max(sizes.state, sizes.size) <= find().constants["MOST_DIM"]

@@ -63,7 +63,7 @@ class Answer:
         self.savings = Savings(engine.plain)
         self._engine, self._method = engine, method
         self._stop = StopText(request.stop_strings, include=request.include_stop_str_in_output)
-        self._reader = reader
+        self._reader, self._reports = reader, request.speculative.report
         self._noted = self._drafted = self._accepted = 0
         self._round, self._left = -1, 1  # of the next token to report; the first one is the prompt's, of no round
 
@@ -80,7 +80,7 @@ class Answer:
                 parts += self._reader.push(self._stop.push(self._reader.marked(piece.token_id, piece.text)))
                 self.reasoning_tokens += self._reader.thinking
         if not pieces:
-            self.result = self.stream.result
+            self.result = self.stream.result_with("".join(piece.text for piece in self.pieces))
             rest = self._stop.flush()
             parts += [Part("text", rest)] if self._reader is None else self._reader.push(rest) + self._reader.flush()
         grown: list[Growth] = []
@@ -174,9 +174,10 @@ class Answer:
     def _note_rounds(self) -> None:
         records = self.stream.rounds[self._noted :]
         self.savings.note(records, self._engine.running)
-        self._drafted += sum(record.drafted for record in records)
-        self._accepted += sum(record.accepted for record in records)
         self._noted += len(records)
+        if self._reports:
+            self._drafted += sum(record.drafted for record in records)
+            self._accepted += sum(record.accepted for record in records)
 
     def _drafted_by(self, piece: TextPiece) -> str | None:
         rounds = self.stream.rounds

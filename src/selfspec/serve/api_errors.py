@@ -1,4 +1,4 @@
-"""Errors of the API, in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors of the API, in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``, and in Anthropic's."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,6 +32,18 @@ _CONSIDERED = 64
 """Most problems that are compared with each other: a body can have a million."""
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_MESSAGES_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""Types of errors by status, in OpenAI's interfaces and in Anthropic's; others by their hundreds."""
 
 
 class ApiError(Exception):
@@ -55,10 +67,18 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The body of the answer."""
-        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": self._said(_KINDS, "server_error")}
+
+    @property
+    def messages_body(self) -> dict[str, Any]:
+        """The body of the answer as Anthropic's interface has it."""
+        return {"type": "error", "error": self._said(_MESSAGES_KINDS, "api_error")}
+
+    def _said(self, kinds: Mapping[int, str], failed: str) -> dict[str, str | None]:
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else failed)
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         # Names of unknown fields come from the client and may hold lone surrogates, which are no UTF-8.
-        return {"error": {key: printable(value) for key, value in error.items()}}
+        return {key: printable(value) for key, value in error.items()}
 
     @property
     def headers(self) -> dict[str, str]:

@@ -34,6 +34,7 @@ from selfspec.serve.responses import (
     TopLogprob,
     Usage,
 )
+from selfspec.serve.token_text import token_text
 from selfspec.types import TextPiece, TokenLogprobs
 
 
@@ -119,7 +120,6 @@ class _RequestBodies(Bodies):
         self._includes_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
         self._tokenizer = tokenizer
-        self._names: dict[int, str] = {}
         options = request.stream_options
         counts = options is not None and options.include_usage and options.continuous_usage_stats
         self._adds_text_alone = self._alternatives is None and not request.speculative.report and not counts
@@ -142,11 +142,7 @@ class _RequestBodies(Bodies):
 
     def _name(self, token_id: int) -> str:
         """A token's text, also of a special token, or ``token_id:ID``, since several tokens have one text."""
-        if self._as_ids:
-            return f"token_id:{token_id}"
-        if token_id not in self._names:
-            self._names[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
-        return self._names[token_id]
+        return f"token_id:{token_id}" if self._as_ids else token_text(self._tokenizer, token_id)[0]
 
     def failed(self, error: ApiError) -> Body:
         """The event of an error, after which nothing comes."""
@@ -232,8 +228,8 @@ class ChatBodies(_RequestBodies):
         return ChatLogprobs(content=content)
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        name = self._name(token_id)
-        return TopLogprob(token=name, logprob=logprob, bytes=list(name.encode("utf-8", "replace")))
+        _, data = token_text(self._tokenizer, token_id)
+        return TopLogprob(token=self._name(token_id), logprob=logprob, bytes=list(data))
 
 
 class CompletionBodies(_RequestBodies):

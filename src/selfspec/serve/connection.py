@@ -44,6 +44,7 @@ class Connection(HttpToolsProtocol):
         self._head: asyncio.TimerHandle | None = None  # until a head has to be complete
         self._written: asyncio.TimerHandle | None = None  # until the client has to have read
         self._unfinished = self._head_bytes = 0
+        self._in_body = False
         self._part = bytearray()  # of the body, not handed over yet
         self._refusal = ApiError(400, "the request is not valid HTTP", code="invalid_http")
 
@@ -52,7 +53,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         limits = self._limits
         if len(self.connections) > limits.connections:
-            next(iter(limits.waiting), self).transport.abort()
+            gone = next(iter(limits.waiting), self)
+            limits.waiting.pop(gone, None)  # its end is told later, and the next connection takes another one's place
+            gone.transport.abort()
+            if gone is self:
+                return
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,8 +72,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, "the head of the request is too large")
             return
         super().data_received(data)
-        if self._head is not None:  # the head has not ended yet
-            self._unfinished += len(data)
+        if self._head is not None:  # the head has not ended yet, or a body that was answered before its end
+            self._unfinished += 0 if self._in_body else len(data)
         elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
             self._wait()
 
@@ -94,7 +99,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begins to answer."""
         self._stop(self._head)
-        self._head, self._unfinished, self._head_bytes = None, 0, 0
+        self._head, self._unfinished, self._head_bytes, self._in_body = None, 0, 0, True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -111,7 +116,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """From now on the client waits for the server."""
         self._hand_over()
-        self._limits.waiting.pop(self, None)
+        self._stop_waiting()
+        self._unfinished, self._in_body = 0, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

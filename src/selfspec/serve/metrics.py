@@ -1,9 +1,12 @@
 """Metrics for Prometheus, under vLLM's names, so that dashboards for vLLM show them; the estimate of the speedup."""
 
+import collections
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from selfspec.async_engine import EngineStats
@@ -14,7 +17,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # when each was made
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-_TOGETHER = 32
+_TOGETHER = 512
 """Rounds of a request that are counted together in its speedup."""
 
 _FADE = 0.9
@@ -97,7 +100,8 @@ class Metrics:
         )
         self._responses = self._counter("selfspec:http_responses", "Answers by status", "status")
         self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", _SECONDS)
-        self._between = self._histogram("vllm:inter_token_latency_seconds", "Time between tokens", _SECONDS)
+        self.between = _Intervals(model)
+        self.registry.register(self.between)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "Time of whole answers", _SECONDS)
         self._prompts = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", _TOKENS)
@@ -108,11 +112,6 @@ class Metrics:
             registry=self.registry,
         ).labels(model)
 
-    def between(self, seconds: float, tokens: int) -> None:
-        """Counts tokens that arrived together, ``seconds`` after the ones before; each gets an equal share."""
-        for _ in range(tokens):
-            self._between.observe(seconds / tokens)
-
     def ended(self, result: Generation, savings: Savings, seconds: float) -> None:
         """Counts an answer that was written to its end."""
         self._prompt.inc(result.prompt_token_count)
@@ -121,9 +120,9 @@ class Metrics:
         self._drafts.inc(sum(record.drafted > 0 for record in result.rounds))
         self._drafted.inc(result.drafted)
         self._accepted.inc(result.accepted)
-        accepted = [record.accepted for record in result.rounds]
-        for position in range(max(accepted, default=0)):
-            count = sum(each > position for each in accepted)
+        rounds = collections.Counter(record.accepted for record in result.rounds)
+        reached = list(accumulate(rounds[count] for count in range(max(rounds, default=0), 0, -1)))
+        for position, count in enumerate(reversed(reached)):
             self._accepted_at.labels(self._model, str(position)).inc(count)
         self._whole.observe(seconds)
         self._prompts.observe(result.prompt_token_count)
@@ -148,6 +147,26 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
         return histogram.labels(self._model)
+
+
+class _Intervals(Collector):
+    """The histogram of the time between tokens, of which several count at once."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._counts, self._seconds = [0] * (len(_SECONDS) + 1), 0.0
+
+    def observe(self, seconds: float, tokens: int) -> None:
+        """Counts tokens that arrived together, ``seconds`` after the ones before; each gets an equal share."""
+        self._counts[bisect_left(_SECONDS, seconds / tokens)] += tokens
+        self._seconds += seconds
+
+    def collect(self) -> list[Metric]:
+        """Reads it."""
+        metric = HistogramMetricFamily("vllm:inter_token_latency_seconds", "Time between tokens", labels=["model_name"])
+        bounds = (*map(str, _SECONDS), "+Inf")
+        metric.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._seconds)
+        return [metric]
 
 
 class _EngineCollector(Collector):

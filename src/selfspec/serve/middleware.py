@@ -213,12 +213,12 @@ class BodyLimit:
 
 
 def respond(error: ApiError, scope: Scope, *, close: bool = False) -> JSONResponse:
-    """The response of an error to a request, to ``/v1/messages`` in Anthropic's form, too.
+    """The response of an error to a request, to ``/v1/messages`` in Anthropic's form.
 
     With ``close`` it is the last on its connection.
     """
-    outer = {"type": "error"} if scope["path"].startswith("/v1/messages") else {}
-    response = JSONResponse({**outer, **error.body}, error.status, error.headers)
+    body = error.messages_body if scope["path"].startswith("/v1/messages") else error.body
+    response = JSONResponse(body, error.status, error.headers)
     if close:  # what is left of the body would be read as the next request
         response.headers["Connection"] = "close"
     return response

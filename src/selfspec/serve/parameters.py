@@ -1,13 +1,13 @@
 """The sampling parameters of a request, within the limits of the server."""
 
+import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from selfspec.errors import SelfSpecError
 from selfspec.serve.api_errors import ApiError, as_api_error, too_long
 from selfspec.serve.limits import Limits
-from selfspec.serve.reader import Prepared
+from selfspec.serve.reader import Prepared, check_reported
 from selfspec.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
 from selfspec.types import SamplingParams
 
@@ -17,16 +17,15 @@ FIELDS = {
 }
 """The request's names of parameters that the library calls otherwise."""
 
-LEAST_TEMPERATURE = 1e-5
-"""Clients that want greedy answers send less; logits divided by it could be no numbers."""
-
 COMPLETION_TOKENS = 16
 """New tokens of a completion where the request names no number, as in OpenAI's API."""
 
 _AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 
 
-def to_params(prepared: Prepared, prompt_length: int, context: int, limits: Limits) -> SamplingParams:
+def to_params(
+    prepared: Prepared, prompt_length: int, context: int, limits: Limits, adapter: str | None
+) -> SamplingParams:
     """The parameters of a request for one of its prompts.
 
     Raises:
@@ -35,8 +34,7 @@ def to_params(prepared: Prepared, prompt_length: int, context: int, limits: Limi
     request = prepared.request
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
     values["max_new_tokens"] = _new_tokens(request, prompt_length, context, limits)
-    temperature = 1.0 if request.temperature is None else request.temperature
-    values["temperature"] = temperature if temperature >= LEAST_TEMPERATURE else 0.0
+    values["temperature"] = 1.0 if request.temperature is None else request.temperature
     values["top_k"] = None if request.top_k is None else max(0, request.top_k)
     values["stop"] = request.stop_strings or None
     values["stop_token_ids"] = tuple(request.stop_token_ids or ()) or None
@@ -44,6 +42,7 @@ def to_params(prepared: Prepared, prompt_length: int, context: int, limits: Limi
     values["logit_bias"] = {int(key): bias for key, bias in (request.logit_bias or {}).items()} or None
     if prepared.constraint is not None:
         values[prepared.constraint.kind] = prepared.constraint.text
+    values["adapter"] = adapter
     values["logprobs"] = request.alternatives
     values["prompt_logprobs"] = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
     given = {name: value for name, value in values.items() if value is not None}
@@ -60,26 +59,22 @@ def fields_of(prepared: Prepared) -> dict[str, str]:
 
 
 def check_logprobs(params: Sequence[SamplingParams], prompt_lengths: Sequence[int], limits: Limits) -> None:
-    """Refuses requests that would report too many log-probabilities, those of alternatives included."""
+    """Counts the log-probabilities that a request would report: see ``check_reported``."""
     reported = 0
     for each, length in zip(params, prompt_lengths, strict=True):
         reported += 0 if each.logprobs is None else each.max_new_tokens * (1 + each.logprobs)
         reported += 0 if each.prompt_logprobs is None else length * (1 + each.prompt_logprobs)
-    if reported > limits.max_logprobs:
-        raise ApiError(
-            400,
-            f"the answer could report {reported} log-probabilities, and this server reports {limits.max_logprobs}; ask "
-            "for fewer tokens, choices or alternatives",
-            param="logprobs",
-            code="too_many_logprobs",
-        )
+    check_reported(reported, limits)
 
 
 def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
     """The parameters of each of ``n`` choices: a seed is counted up, so that they differ."""
     if params.seed is None:
         return [params] * n
-    return [replace(params, seed=params.seed + index) for index in range(n)]
+    choices = [copy.copy(params) for _ in range(n)]
+    for index, each in enumerate(choices):  # not ``replace``, which would check again what is checked already
+        object.__setattr__(each, "seed", params.seed + index)
+    return choices
 
 
 def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: Limits) -> int:

@@ -1,6 +1,7 @@
 """Processes in which bodies are read: a few, which can be killed at any time, and never the server's own."""
 
 import contextlib
+import errno
 import math
 import os
 import pickle
@@ -45,11 +46,13 @@ class ReaderPool:
         self._large_places = anyio.CapacityLimiter(max(1, count - 1))
         self._no_limit = anyio.CapacityLimiter(math.inf)  # anyio's own, beside those above
         self._waiting = 0
+        self._reader: RequestReader | None = None
         self._file = Path()
 
     async def start(self, reader: RequestReader) -> None:
         """Starts the processes, which load the reader from a file that only this user can read."""
-        self._file = await to_thread.run_sync(_write, reader)
+        to_process.WORKER_MAX_IDLE_TIME = sys.maxsize  # these processes are few, and needed at once after a pause
+        self._reader, self._file = reader, await to_thread.run_sync(_write, reader)
         async with anyio.create_task_group() as group:
             for _ in range(self._count):
                 group.start_soon(self._start_one)
@@ -79,19 +82,28 @@ class ReaderPool:
 
     async def close(self) -> None:
         """Drops the file. The processes end with the event loop."""
+        self._reader = None
         with contextlib.suppress(OSError):
             self._file.unlink()
 
     async def _run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
         try:
             with anyio.fail_after(self._seconds):
+                await self._keep_file()  # a process can have been ended from outside
                 return await to_process.run_sync(_read, self._file, do, body, cancellable=True, limiter=self._no_limit)
         except (TimeoutError, anyio.BrokenWorkerProcess) as error:
             await self._start_one()  # in place of the one that was killed, before the next body needs it
             raise too_much() from error
 
     async def _start_one(self) -> None:
+        await self._keep_file()
         await to_process.run_sync(_load, self._file, cancellable=True, limiter=self._no_limit)
+
+    async def _keep_file(self) -> None:
+        """Writes the file again if it is missing: what cleans up temporary files deletes it after some days."""
+        if self._reader is not None and not self._file.exists():
+            written = await to_thread.run_sync(_write, self._reader)
+            written.replace(self._file)
 
 
 def _write(reader: RequestReader) -> Path:
@@ -115,6 +127,14 @@ def _load(file: Path) -> RequestReader:
         os.nice(_NICENESS)
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY if most < 0 else min(_MEMORY, most), most))
-    reader = pickle.loads(file.read_bytes())
+    reader = pickle.loads(_own_bytes(file))
     assert isinstance(reader, RequestReader)
     return reader
+
+
+def _own_bytes(file: Path) -> bytes:
+    """What is in a file of this user; another one could have made it anew where it was deleted."""
+    with file.open("rb") as opened:
+        if sys.platform != "win32" and os.fstat(opened.fileno()).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "another user made it; delete it", str(file))
+        return opened.read()

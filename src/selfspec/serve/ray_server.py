@@ -76,7 +76,8 @@ def cpus_of_replicas(nodes: Sequence[float], replicas: int) -> float:
     Raises:
         InvalidParameterError: there are too many replicas.
     """
-    shares = (*(float(count) for count in range(int(max(nodes, default=0)), 0, -1)), *_parts())
+    whole = (float(count) for count in range(int(max(nodes, default=0)), 0, -1))
+    shares = (*whole, *(1 / count for count in range(2, _MOST_SHARING + 1)))
     for share in shares:
         if sum(int(node / share + 1e-9) for node in nodes) >= replicas:
             return share
@@ -84,10 +85,6 @@ def cpus_of_replicas(nodes: Sequence[float], replicas: int) -> float:
         f"{replicas} replicas are too many for {sum(nodes):g} processors, of which {_MOST_SHARING} may share each; "
         "give fewer --replicas"
     )
-
-
-def _parts() -> Iterator[float]:
-    return (1 / count for count in range(2, _MOST_SHARING + 1))
 
 
 def _processors() -> list[float]:

@@ -128,9 +128,13 @@ class RequestReader:
             prompts = self._encoder.completion(request)
         echoed = None
         if request.echo and request.logprobs is not None:
+            check_reported(n * sum(map(len, prompts)) * (1 + request.logprobs), self._limits)
             echoed = [self._encoder.texts(prompt[: self._context]) for prompt in prompts]
         elif request.echo:
-            echoed = [[(self._encoder.decode(prompt[: self._context]), 0)] for prompt in prompts]
+            echoed = [
+                [(given if isinstance(given, str) else self._encoder.decode(prompt[: self._context]), 0)]
+                for given, prompt in zip(request.prompts, prompts, strict=True)
+            ]
         form, name = asked_form(request) or (None, "")
         self._check_constraint(form, name)
         _try_constraint(form, name)
@@ -228,6 +232,18 @@ def read(reader: RequestReader, do: Callable[[RequestReader, bytes], Result], bo
 def too_much() -> ApiError:
     """The answer to a body that takes more time or memory to read than there is for it."""
     return ApiError(400, "the request takes too long, or too much memory, to read; send less", code="request_too_large")
+
+
+def check_reported(count: int, limits: Limits) -> None:
+    """Refuses requests that would report too many log-probabilities, those of alternatives included."""
+    if count > limits.max_logprobs:
+        raise ApiError(
+            400,
+            f"the answer could report {count} log-probabilities, and this server reports {limits.max_logprobs}; ask "
+            "for fewer tokens, choices or alternatives",
+            param="logprobs",
+            code="too_many_logprobs",
+        )
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:

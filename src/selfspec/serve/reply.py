@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from anyio import CapacityLimiter, to_thread
@@ -85,34 +86,40 @@ class Reply:
         return await to_thread.run_sync(self._whole_body, limiter=_ONE)
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """The reply as server-sent events. An error on the way is an event, after which there is no ``[DONE]``."""
+        """The reply as server-sent events, those of a step in one text, since each text wakes server and client.
+
+        An error on the way is an event, after which there is no ``[DONE]``.
+        """
         bodies, answers = self._bodies, self._answers
         try:
             with self._observed():
-                for body in bodies.start(self._usage_so_far()):
-                    yield self._event(body)
-                for answer in answers:
-                    for body in bodies.first(answer):
-                        yield self._event(body)
+                begin = chain(bodies.start(self._usage_so_far()), *map(bodies.first, answers))
+                if events := "".join(map(self._event, begin)):
+                    yield events
                 async for answer, pieces in side_by_side(answers):
-                    for body in bodies.chunk(answer, pieces, self._take(answer, pieces)):
-                        yield self._event(body, partial(answer.report_pieces, pieces))
-                    for body in () if pieces else bodies.last(answer):
-                        yield self._event(body, answer.report)
-            for body in bodies.end(answers, self.usage):
-                yield self._event(body)
-            if bodies.done:
-                yield bodies.done
+                    events = self._events(answer, pieces)
+                    if events and not self.has_ended:
+                        yield events
+            yield "".join((events, *map(self._event, bodies.end(answers, self.usage)), bodies.done))
         except Exception as error:
             yield bodies.event(bodies.failed(as_api_error(error)))
             if not isinstance(error, SelfSpecError):
                 raise
 
+    def _events(self, answer: Answer, pieces: Sequence[TextPiece]) -> str:
+        """The events of an answer's next pieces, or of its end."""
+        reports = self.request.speculative.report
+        added = self._bodies.chunk(answer, pieces, self._take(answer, pieces))
+        events = [self._event(body, partial(answer.report_pieces, pieces) if reports else None) for body in added]
+        if not pieces:
+            events += [self._event(body, answer.report if reports else None) for body in self._bodies.last(answer)]
+        return "".join(events)
+
     def _event(self, body: Sendable, report: Callable[[], Report] | None = None) -> str:
         """An event; chunks of OpenAI's interfaces with the report and the numbers of tokens that were asked for."""
         if isinstance(body, (ChatChunk, Completion)):
             options = self.request.stream_options or StreamOptions()
-            if report is not None and self.request.speculative.report:
+            if report is not None:
                 body.selfspec = report()
             if options.include_usage and "usage" not in body.model_fields_set:
                 body.usage = self._usage_so_far() if options.continuous_usage_stats else None
@@ -144,7 +151,7 @@ class Reply:
             self._metrics.ended(answer.finished, answer.savings, now - self._began)
             return added
         if answer.pieces:
-            self._metrics.between(now - self._last[answer.index], len(pieces))
+            self._metrics.between.observe(now - self._last[answer.index], len(pieces))
         else:
             self._metrics.first_token.observe(now - self._began)
         self._last[answer.index] = now

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -191,13 +190,12 @@ class Service:
 
     async def _submit(self, prepared: Prepared, bodies: Bodies, request_id: str, scope: str) -> Reply:
         request, prompts, n = prepared.request, prepared.prompts, prepared.choices
+        adapter = self._adapter(prepared)
         asked = [
             (prompt, params)
             for prompt in prompts
-            for params in choices_of(to_params(prepared, len(prompt), self.engine.context, self.limits), n)
+            for params in choices_of(to_params(prepared, len(prompt), self.engine.context, self.limits, adapter), n)
         ]
-        adapter = self._adapter(prepared)
-        asked = [(prompt, replace(params, adapter=adapter)) for prompt, params in asked]
         check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN
         salt = f"{scope}\n{request.cache_salt}" if request.cache_salt else scope

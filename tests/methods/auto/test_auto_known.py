@@ -2,7 +2,6 @@
 
 import pytest
 
-from selfspec.decoding.draft import NoDraft, RunRound
 from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.known import COPIES, GUESS, Experience, KnownTokens
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
@@ -23,7 +22,7 @@ def known_tokens(experience: Experience) -> KnownTokens:
 
 def guess(known: KnownTokens, token: int, confidence: float) -> None:
     """A probe of the last round chose a token."""
-    known.read_run(RunRound(NoDraft(), (), (1,), (0,), (token, confidence)))
+    known.read_guess((token, confidence))
 
 
 def test_a_copy_that_a_probe_chose_too_is_likelier_than_either() -> None:

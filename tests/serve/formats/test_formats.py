@@ -270,6 +270,15 @@ def test_channels_of_harmony() -> None:
     assert called(MADE["harmony"].read(preamble + WRITTEN["harmony"])) == [("text", "I call."), ADD, ADD]
 
 
+@pytest.mark.parametrize("cuts", [None, [], [4, 9]])
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_call_of_harmony_without_arguments_has_an_empty_object(blank: str, cuts: list[int] | None) -> None:
+    head = f"<|channel|>commentary to=functions.now<|message|>{blank}"
+    assert called(MADE["harmony"].read(f"{head}<|call|>", cuts)) == [("now", {})]
+    assert MADE["harmony"].read(head, cuts)[0] == ("call", "now")
+    assert "{}" not in [text for _, text in MADE["harmony"].read(head, cuts)]  # which was cut off
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_grammar_forces_calls_that_are_read(name: str, parallel: bool) -> None:

@@ -12,6 +12,7 @@ from selfspec_lab.bench.report.medians import Samples, medians_by_prompt
 from selfspec_lab.bench.run.measurement import Measurement
 from selfspec_lab.inspection import add_seconds
 from selfspec_lab.measuring import LatencyProfile
+from selfspec_lab.replay import play, tokens_per_layer
 
 
 def round_figures(samples: Samples, latencies: LatencyProfile) -> dict[str, Any]:
@@ -27,7 +28,10 @@ def round_figures(samples: Samples, latencies: LatencyProfile) -> dict[str, Any]
         return {"rounds": 0}
     drafted, accepted = (sum(getattr(record, name) for record in records) for name in ("drafted", "accepted"))
     etpl = medians_by_prompt(
-        {key: tokens_per_loaded_layer(sample, latencies.layers) for key, sample in samples.items()}
+        {
+            key: tokens_per_layer(play(sample.rounds), latencies.layers) if sample.rounds else None
+            for key, sample in samples.items()
+        }
     )
     return {
         "acceptance_rate": accepted / drafted if drafted else None,
@@ -49,19 +53,6 @@ def accepted_by_position(records: Sequence[Round]) -> list[float]:
     return [_at_least(accepted, position) / _at_least(drafted, position) for position in positions]
 
 
-def tokens_per_loaded_layer(sample: Measurement, layers: int) -> float | None:
-    """DEL's eTPL of one output; see ``FIGURES``. ``None`` without rounds.
-
-    Args:
-        sample: the output.
-        layers: number of layers, ``L``.
-    """
-    if not sample.rounds:
-        return None
-    drafts = sum(record.drafted * len(record.kept.sublayers) / 2 for record in sample.rounds if record.kept is not None)
-    return sum(len(record.token_ids) for record in sample.rounds) / (drafts + layers * len(sample.rounds))
-
-
 def predicted_tokens_per_second(samples: Iterable[Measurement], latencies: LatencyProfile) -> float:
     """KnapSpec's TPT, equation 4, with the cost of the head.
 
@@ -79,7 +70,7 @@ def predicted_tokens_per_second(samples: Iterable[Measurement], latencies: Laten
         length = sample.prompt_token_count + 1  # the first token comes from the prefill
         for record in sample.rounds or ():
             contexts.append(length)
-            drafts[record.kept] += record.drafted
+            drafts[record.kept] += record.drafted - record.guessed
             accepted += record.accepted
             length += len(record.token_ids)
     context, drafted = round(statistics.fmean(contexts)), drafts.total()

@@ -51,7 +51,7 @@ class RunFolder:
 
         Args:
             options: as ``RunOptions.to_dict`` gives them.
-            place: the present stamp; its hardware, versions, threads and ``dirty`` are compared.
+            place: the present stamp; its commit, hardware, versions, threads and ``dirty`` are compared.
 
         Raises:
             InvalidParameterError: they differ; the message names the differences.
@@ -61,7 +61,7 @@ class RunFolder:
         before = self.describe()
         different = _differences(before.get("options", {}), options)
         stamp = before.get("stamp", {})
-        for name in ("hardware", "versions", "threads", "dirty"):
+        for name in ("commit", "hardware", "versions", "threads", "dirty"):
             different += _differences({name: stamp.get(name)}, {name: place[name]})
         if different:
             raise InvalidParameterError(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -105,26 +105,6 @@ class RunOptions(BenchOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """The options, ready for JSON; runs with equal options are repeats of each other."""
-        return {
-            "model": self.model,
-            "widen": self.widen,
-            "dtype": self.dtype,
-            "unpack": self.unpack,
-            "activations": self.activations,
-            "device": self.device,
-            "runtime": self.runtime,
-            "methods": self.method_names,
-            "peers": self.peer_names,
-            "settings": {name: dict(values) for name, values in self.settings.items()},
-            **({"variants": dict(self.variants)} if self.variants else {}),
-            "suite": self.suite,
-            "limit": self.limit,
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "sampling": self.sampling,
-            "repeats": self.repeats,
-            "seed": self.seed,
-            "context": self.context,
-            "chat": self.chat,
-        }
+        left_out = {"states"} if self.variants else {"states", "variants"}
+        own = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return {**own, "methods": self.method_names, "peers": self.peer_names}

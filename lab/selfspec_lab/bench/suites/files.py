@@ -142,7 +142,7 @@ def _spec_bench_question(entry: Entry, number: int, where: str) -> Question:
         key=_identifier(entry, "question_id", where),
         category=_text(entry, "category", where),
         turns=tuple(_turns(turns, where)),
-        answer=_first_text(entry.get("reference")),
+        answer=first_text(entry.get("reference")),
     )
 
 
@@ -153,18 +153,18 @@ def _turns(turns: Iterable[object], where: str) -> Iterator[str]:
 
 def _gsm8k_question(entry: Entry, number: int, where: str) -> Question:
     problem = _text(entry, "question", where).strip()
-    turn, answer = f"Question: {problem}\nAnswer:", _first_text(entry.get("answer"))
+    turn, answer = f"Question: {problem}\nAnswer:", first_text(entry.get("answer"))
     return Question(f"gsm8k-{number}", "gsm8k", (turn,), messages=(problem,), answer=answer)
 
 
 def _humaneval_question(entry: Entry, number: int, where: str) -> Question:
     prompt = _text(entry, "prompt", where)
     request = f"Complete this Python function:\n\n{prompt}"
-    answer = _first_text(entry.get("canonical_solution"))
+    answer = first_text(entry.get("canonical_solution"))
     return Question(_identifier(entry, "task_id", where), "humaneval", (prompt,), messages=(request,), answer=answer)
 
 
-def _first_text(value: object) -> str:
+def first_text(value: object) -> str:
     """An answer: a text, or the first of a list of texts; empty without one."""
     first = value[0] if isinstance(value, list) and value else value
     return first.strip() if isinstance(first, str) else ""

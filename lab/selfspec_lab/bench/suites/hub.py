@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from selfspec.errors import InvalidParameterError, SelfSpecError
-from selfspec_lab.bench.suites.files import check_turn
+from selfspec_lab.bench.suites.files import check_turn, first_text
 from selfspec_lab.bench.suites.types import Question, ReadyPart
 
 FORM = "hub:NAME[:CONFIG[:SPLIT[:COLUMN[:ANSWERS]]]]"
@@ -124,7 +124,7 @@ def _questions(
         named = isinstance(category, str) and category.strip()
         messages = tuple(f"Continue this text:\n\n{turn}" for turn in checked) if column == _TEXT_COLUMN else ()
         key, group = f"{stem}-{number}", str(category) if named else stem
-        yield Question(key, group, checked, messages=messages, answer=str(answer).strip())
+        yield Question(key, group, checked, messages=messages, answer=first_text(answer))
 
 
 def _describe(address: Address) -> str:

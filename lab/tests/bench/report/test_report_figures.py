@@ -18,17 +18,17 @@ from selfspec_lab.bench.overhead_figures import method_figures
 from selfspec_lab.bench.report import write_report
 from selfspec_lab.bench.report.figures import FIGURES
 from selfspec_lab.bench.report.medians import median_interval
-from selfspec_lab.bench.report.rounds import accepted_by_position, predicted_tokens_per_second, tokens_per_loaded_layer
+from selfspec_lab.bench.report.rounds import accepted_by_position, predicted_tokens_per_second
 from selfspec_lab.bench.run.measurement import Measurement, output_fields
 from selfspec_lab.measuring import StepBytes
+from selfspec_lab.replay import play, tokens_per_layer
 from written_runs import LATENCIES, PLAIN_ROUNDS, THREE_ROUNDS, failed, measured, played, summary_of, three_prompts
 
 
 def test_figures_of_rounds_by_hand() -> None:
     # Two drafts of 2 and 1 tokens through one layer, three verifications through two; 4 tokens are committed.
-    assert tokens_per_loaded_layer(measured("x", records=THREE_ROUNDS), 2) == 4 / (3 * 1 + 3 * 2)
-    assert tokens_per_loaded_layer(measured("x", records=[played(5, 4, None)]), 2) == 5 / 2
-    assert tokens_per_loaded_layer(measured("x", records=[]), 2) is None
+    assert tokens_per_layer(play(THREE_ROUNDS), 2) == 4 / (3 * 1 + 3 * 2)
+    assert tokens_per_layer(play([played(5, 4, None)]), 2) == 5 / 2
     # A second token was drafted once, and never accepted.
     assert accepted_by_position(THREE_ROUNDS) == [1 / 2, 0.0]
     assert accepted_by_position([played(3, 3), played(3, 1), played(1, 1)]) == [1.0, 1 / 2, 1 / 2]

@@ -96,7 +96,7 @@ class AutoDrafter(Drafter):
         draft = planned.plain(held_back=True) if longest <= known[2] or not certain else self._best(planned, longest)
         if planned.gain:
             self._known.mask_embeddings.choose()
-        self._planned += self._clock() - began - planned.preparing
+        self._planned = self._clock() - began - planned.preparing
         return draft
 
     def longest(self, step: float) -> float:
@@ -199,19 +199,16 @@ class AutoDrafter(Drafter):
         planned = self._round
         assert planned is not None
         self.learn_of_run(played)
-        self._known.read_run(played)
+        self._known.read_guess(played.guess)
+        if not planned.layers_follow and planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
+            return None
+        longest = self.longest(planned.verify[1])
+        if longest <= planned.known[2]:
+            return planned.plain(held_back=True)
         if planned.layers_follow:
-            longest = self.longest(planned.verify[1])
-            if longest <= planned.known[2]:
-                return planned.plain(held_back=True)
             draft = self._best(planned, longest)
             assert not isinstance(draft, LayerDraft)
             return draft
-        if planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
-            return None
-        longest = self._allowance.longest(planned.verify[1])
-        if longest <= planned.known[2]:
-            return planned.plain(held_back=True)
         filled, worth = self._filled_rows(planned, longest)
         if worth < planned.layers_are_worth:
             return None
@@ -259,7 +256,7 @@ class AutoDrafter(Drafter):
         planned.guess = CopiesToConfirm(copies, costs, left)
         append = CopiesToAppend(copies, planned.guess, acceptance, verify, planned.rate, longest)
         planned.name, planned.expected = layers.name, plan.tokens
-        stop, forecast = self._layer_plans.begin(policy), forecast_of(plan, verify)
+        stop, forecast = policy.begin(acceptance), forecast_of(plan, verify)
         follow = planned.follow if planned.layers_follow else None
         return layers.draft(LayerRound(plan.length, stop, planned.guess, append, forecast, follow))
 
@@ -307,7 +304,7 @@ class AutoDrafter(Drafter):
                 self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
         else:
             self._forget(faded(committed))
-        self._known.read_probe(feedback)
+        self._known.read_guess(feedback.guess)
         if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
@@ -316,7 +313,6 @@ class AutoDrafter(Drafter):
         if planned.shared is None:
             spent += self._learn_costs(rows, seconds, self._forwards(planned, feedback))
             self._planning.note(self._planned + self._clock() - began)
-            self._planned = 0.0
         self._pace.note(len(committed), spent, planned.step)
         self._allowance.note(len(committed), spent, planned.step)
         if planned.shared is not None:
@@ -368,7 +364,7 @@ class AutoDrafter(Drafter):
         if rest := feedback.acceptance.token_ids[self._followed :]:
             last = feedback.run[-1]
             self.learn_of_run(last if len(rest) == len(last.token_ids) else replace(last, token_ids=rest))
-        self._known.read_run(feedback.run[-1])
+        self._known.read_guess(feedback.run[-1].guess)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
             host = seconds.select + seconds.other + self._clock() - began - planned.preparing

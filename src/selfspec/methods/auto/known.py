@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from selfspec.decoding.draft import RunRound
-from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.planning.acceptance import AGREED, AcceptanceRate, Copies, Guess
 from selfspec.planning.plans import MOST_DRAFTED
@@ -94,15 +93,10 @@ class KnownTokens:
             self.copies.extend(self._unread)
             self._unread = []
 
-    def read_probe(self, feedback: Feedback) -> None:
+    def read_guess(self, guess: tuple[int, float] | None) -> None:
         """Takes what the probe after the last accepted row gave, if there is one."""
-        if (guess := feedback.guess) is not None:
+        if guess is not None:
             self._guess = Guess(*guess, self.mask_embeddings.kind)
-
-    def read_run(self, played: RunRound) -> None:
-        """The same of a round of a run."""
-        if played.guess is not None:
-            self._guess = Guess(*played.guess, self.mask_embeddings.kind)
 
     def _score_guess(self, committed: Sequence[int]) -> None:
         if self._guess.token is not None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from selfspec.planning.acceptance import AcceptanceRate
 from selfspec.planning.plans import MOST_DRAFTED
-from selfspec.planning.stopping import DraftPolicy, WorthwhileDraft
+from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.rows import CostTable
 
 _NEAR, _NEAR_STEP = 0.25, 0.05
@@ -68,10 +68,6 @@ class LayerPlans:
     def acceptance(self, confidence: float) -> float:
         """The probability that a drafted token is accepted if all before it are."""
         return self._confident.rate(confidence)
-
-    def begin(self, policy: DraftPolicy) -> WorthwhileDraft:
-        """The rule for one draft."""
-        return policy.begin(self.acceptance)
 
     def note(self, confidences: Sequence[float], accepted: int) -> None:
         """Scores the tokens of a draft, of which the first ones were accepted."""

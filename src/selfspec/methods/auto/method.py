@@ -176,10 +176,10 @@ class _Ready:
             head_costs = head_costs or estimate_row_costs(head.own, head.precision)
             if trial is None or head_costs(1) <= trial.costs(1):  # one source drafts, and the head is the better one
                 self.trial = trial = None
-                doubt, made = _ESTIMATED, LateCopies(head.own, head.precision, made=copies_made)
+                doubt = _ESTIMATED
                 for kind in _KINDS:
                     costs = LiveCosts(head_costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
-                    self.layers[kind] = HeadChoice(head, costs, made)
+                    self.layers[kind] = HeadChoice(head, costs)
         if trial is not None:
             copies = LateCopies(target, trial.assignment.precision, made=copies_made)
             # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
-from selfspec.constraint import Constraint, as_lark
+from selfspec.constraint import Constraint
 from selfspec.serve.formats.choose import Formats, Thinking, choose_formats
 from selfspec.serve.formats.harmony import Harmony
 from selfspec.serve.formats.lark import Rules
@@ -201,7 +201,7 @@ def _with_form(grammar: str, form: Constraint | None) -> str:
     """The grammar together with the one of the answer's form that it names."""
     if form is None or form.kind != "grammar":
         return grammar
-    return json.dumps({"grammars": [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": as_lark(form.text)}]})
+    return json.dumps({"grammars": [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": form.text}]})
 
 
 def _writes(tokenizer: PreTrainedTokenizerBase, arguments: object) -> bool:

@@ -42,6 +42,8 @@ class Harmony:
             else:
                 give = scan.reasoning if _channel(head, channel) == "analysis" else scan.text
             found = yield from scan.until((*ends, channel), give)
+            if found and call is not None:
+                scan.end_call()
             if give == scan.reasoning:
                 scan.end_reasoning()
 

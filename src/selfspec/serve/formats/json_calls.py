@@ -45,17 +45,13 @@ class JsonCalls:
         offered = not opener
         yield from scan.space()
         fenced = offered and (yield from scan.accept("```json\n", "```\n"))
-        if not (yield from scan.accept("[")):
-            yield from _read_object(scan, offered=offered)
-            yield from scan.space()
-            while offered and (yield from scan.accept(";")):
-                yield from self._read_next(scan, offered=offered)
-        else:
-            yield from scan.space()
-            yield from _read_object(scan, offered=offered)
-            yield from scan.space()
-            while (yield from scan.accept(",")):
-                yield from self._read_next(scan, offered=offered)
+        listed = bool((yield from scan.accept("[")))
+        yield from scan.space()
+        yield from _read_object(scan, offered=offered)
+        yield from scan.space()
+        while (listed or offered) and (yield from scan.accept("," if listed else ";")):
+            yield from self._read_next(scan, offered=offered)
+        if listed:
             yield from scan.accept("]")
             yield from scan.space()
         if fenced:

@@ -49,6 +49,7 @@ class Scanner:
         self._text, self._at, self._ended = "", 0, False
         self._held: int | None = None  # where the text begins that is no call yet
         self._blank = ""  # whitespace that is given only if something follows it
+        self._empty = False  # nothing but whitespace of the call's arguments so far
         self.thinking = False
         self._fresh, self._strip = True, False  # nothing but whitespace so far; drop it
 
@@ -99,11 +100,18 @@ class Scanner:
         self._held = None
         self._fresh, self._blank = True, ""
         self.calls += 1
+        self._empty = True
         self._give("call", name)
 
     def arguments(self, text: str) -> None:
         """Adds to the JSON of the call's arguments."""
+        self._empty = self._empty and not text.strip()
         self._give("arguments", text)
+
+    def end_call(self) -> None:
+        """Ends a call; the arguments of one that has none are an empty object."""
+        if self._empty:
+            self.arguments("{}")
 
     def finish(self) -> None:
         """Gives the whitespace that is held back, if it is all of the answer."""

@@ -84,7 +84,8 @@ class TaggedCalls:
     def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
         """The rule of one call, or of several, with what is around them."""
         one = rules.one_of(self._call(rules, name, schema) for name, schema in scan.tools.items())
-        call = rules.add(f"{rules.text(self.begin + _line(self.begin, self.name[0]))} {one} {rules.text(self.end)}")
+        line = "\n" if self.begin and self.name[0] else ""
+        call = rules.add(f"{rules.text(self.begin + line)} {one} {rules.text(self.end)}")
         return rules.add(f'{call} ("\\n" {call})*') if parallel else call
 
     def _call(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
@@ -104,10 +105,6 @@ class TaggedCalls:
         if self.close:
             parts.append(rules.text(self.close + "\n"))
         return rules.add(" ".join(parts))
-
-
-def _line(begin: str, name: str) -> str:
-    return "\n" if begin and name else ""
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.bodies import Bodies
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 
 @dataclass(frozen=True)
 class Event:
@@ -17,7 +19,12 @@ class Event:
 
     def to_json(self) -> str:
         """The JSON of it. A model can write escapes of lone surrogates into arguments, which are no UTF-8."""
-        return json.dumps(self.fields, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
+        text = _encode(self.fields)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return text.encode("utf-8", "replace").decode()
+        return text
 
 
 class JsonBodies(Bodies):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from selfspec.serve.answer import Answer, Block, Growth
+from selfspec.serve.api_errors import ApiError
 from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
 from selfspec.serve.responses import Usage
 from selfspec.types import TextPiece
@@ -50,6 +51,10 @@ class MessageBodies(JsonBodies):
         [answer] = answers
         yield _event("message_delta", delta=_stop(answer), usage=_usage(usage))
         yield _event("message_stop")
+
+    def failed(self, error: ApiError) -> Event:
+        """The event of an error, after which nothing comes."""
+        return Event("error", error.messages_body)
 
     def _close(self) -> Iterator[Event]:
         if self._open is not None:
