@@ -4,7 +4,7 @@ import pytest
 
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
-from selfspec.serve.metrics import Savings
+from selfspec.serve.metrics import _TOGETHER, Savings
 from selfspec.types import PhaseSeconds, Round
 
 COSTS = RowCosts((1, 2, 4, 8), (1.0, 1.5, 2.0, 3.0))
@@ -48,13 +48,13 @@ def test_rounds_are_counted_some_at_a_time_and_where_others_begin_to_run_beside_
     costs, noted = LiveCosts(COSTS), list[tuple[list[int], float]]()
     costs.note = lambda rows, seconds: noted.append((list(rows), seconds))  # type: ignore[method-assign, assignment]
     savings = Savings(costs)
-    for _ in range(40):
+    for _ in range(_TOGETHER + 8):
         savings.note([round_of(2, 1, verify=1.5)], 1)
-    assert noted == [([2] * 32, 48.0)], "an observation of many rounds"
+    assert noted == [([2] * _TOGETHER, 1.5 * _TOGETHER)], "an observation of many rounds"
     savings.note([round_of(1, 0, verify=0.75)], 2)
     assert noted[1:] == [([2] * 8, 12.0)], "rounds of other rows are not mixed with these"
-    assert savings.round_seconds == pytest.approx(40 * 1.5 + 0.75)
-    assert savings.plain_seconds == pytest.approx(80 * 1.0 + 0.75)
+    assert savings.round_seconds == pytest.approx((_TOGETHER + 8) * 1.5 + 0.75)
+    assert savings.plain_seconds == pytest.approx((_TOGETHER + 8) * 2 * 1.0 + 0.75)
     assert noted[2:] == [([2], 1.5)], "reading a figure counts what is left, once"
 
 
