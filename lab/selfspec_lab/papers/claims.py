@@ -133,7 +133,7 @@ def _judge_attention(figures: Figures) -> list[Check]:
         if len(by_task) < 2:
             continue
         shortest, longest = by_task[min(by_task)], by_task[max(by_task)]
-        growth = [longest[prompt] - shortest[prompt] for prompt in shortest.keys() & longest.keys()]
+        growth = [longest[prompt] - own for prompt, own in shortest.items() if prompt in longest]
         statement = f"{label} skips more attention, compared with MLP, at the longest context than at the shortest"
         checks.append(compare(statement, growth, what="growth of the lead", counts=label == "KnapSpec"))
     return checks
