@@ -364,7 +364,7 @@ _CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 
 @pytest.mark.parametrize("part", ["config.json", "tokenizer_config.json"])
 def test_code_of_a_checkpoint_is_never_run(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused in one line, and nobody is asked."""
+    """It is refused in one line, without a question on the terminal."""
     build("llama").save_pretrained(tmp_path)
     (tmp_path / "code.py").write_text(_CODE)
     asked: list[str] = []

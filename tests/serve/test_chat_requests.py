@@ -180,6 +180,8 @@ def test_an_answer_can_be_sent_back() -> None:
     scripted = ScriptedEngine()
     message = chat(scripted)["choices"][0]["message"]
     chat(scripted, messages=[*HELLO, message, *HELLO])
+    assert message["content"]
+    assert message["content"] in scripted.tokenizer.decode(scripted.asked[1][0])
 
 
 def test_variables_of_the_template() -> None:

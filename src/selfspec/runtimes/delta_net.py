@@ -7,7 +7,7 @@ import torch
 from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.recurrent import holds_only
+from selfspec.runtimes.recurrent import find_names
 from selfspec.runtimes.state_net import Sizes, StateNet, has_kernel
 
 _CLASSES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
@@ -49,8 +49,8 @@ def compile_delta_net(sublayer: Sublayer) -> Sublayer:
     Raises:
         KernelBuildError: there are no kernels.
     """
-    net: Any = getattr(sublayer.layer, _NAMES[1], None)
-    if type(net).__name__ not in _CLASSES or not holds_only(sublayer, *_NAMES) or not has_kernel(net, _sizes(net)):
+    if find_names(sublayer, dict.fromkeys(_CLASSES, _NAMES)) is None:
         return sublayer
     assert isinstance(sublayer, LayerPart)
-    return DeltaNet(sublayer) if net.norm.activation == "silu" else sublayer
+    net: Any = getattr(sublayer.layer, _NAMES[1])
+    return DeltaNet(sublayer) if has_kernel(net, _sizes(net)) and net.norm.activation == "silu" else sublayer

@@ -10,7 +10,7 @@ from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.kernels import DTYPES, load
-from selfspec.runtimes.recurrent import Convolution, RecurrentBranch, holds_only, kernels_take
+from selfspec.runtimes.recurrent import StateBranch, find_names, kernels_take
 
 _NAMES = {
     "MambaMixer": ("norm", "mixer"),
@@ -22,7 +22,7 @@ _NAMES = {
 _NORMS = "dt_layernorm", "b_layernorm", "c_layernorm"
 
 
-class Mamba(RecurrentBranch):
+class Mamba(StateBranch):
     """A Mamba branch. The state after a row has what the next convolution reads, and a state for each channel.
 
     Args:
@@ -32,9 +32,8 @@ class Mamba(RecurrentBranch):
     """
 
     def __init__(self, part: LayerPart, norm: str, module: str) -> None:
-        super().__init__(part, norm, module)
+        super().__init__(part, norm, module, getattr(part.layer, module).A_log.shape)
         net = self.module
-        self._convolution = Convolution(net.conv1d)
         self._sizes = net.time_step_rank, net.ssm_state_size, net.ssm_state_size
         bias = net.D.new_zeros(len(net.D)) if net.dt_proj.bias is None else net.dt_proj.bias
         held = -net.A_log.float().exp(), net.D, bias
@@ -47,26 +46,25 @@ class Mamba(RecurrentBranch):
 
     def follow(self, rows: Rows, *entered: torch.Tensor) -> torch.Tensor:
         """See ``RecurrentBranch``."""
-        net, cache = self.module, rows.sequence.cache.states
+        net = self.module
         mixed, gate = entered
-        seen, before = cache.get(self.index, rows.start - 1) or (None, torch.zeros(self._held[0].shape))
-        window = self._convolution.window(mixed, seen)
-        values = functional.silu(self._convolution.run(window)).to(mixed.dtype)
-        parts = net.x_proj(values).split(self._sizes, -1)
-        if hasattr(net, _NORMS[0]):
-            parts = [getattr(net, name)(each) for name, each in zip(_NORMS, parts, strict=True)]
-        times, keys, queries = parts
-        times = functional.linear(times, net.dt_proj.weight)
-        given = [each.contiguous() for each in (values, times, keys, queries, gate)]
-        states = [torch.empty_like(before) for _ in range(1 if rows.settled else rows.count)]
-        places = (ctypes.c_void_p * len(states))(*(each.data_ptr() for each in states))
-        out = torch.empty_like(values)
-        pointers = [each.data_ptr() for each in (*self._held, *given, before)]
-        sizes = rows.count, *before.shape, torch.get_num_threads()
-        getattr(load(), f"selective_scan_{DTYPES[mixed.dtype]}")(*pointers, places, len(states), out.data_ptr(), *sizes)
-        for row, after in enumerate(states, rows.count - len(states)):
-            cache.put(self.index, rows.start + row, (self._convolution.seen(window, row), after))
-        return out
+
+        def run(window: torch.Tensor, before: torch.Tensor, states: "ctypes.Array[ctypes.c_void_p]") -> torch.Tensor:
+            values = functional.silu(self._convolution.run(window)).to(mixed.dtype)
+            parts = net.x_proj(values).split(self._sizes, -1)
+            if hasattr(net, _NORMS[0]):
+                parts = [getattr(net, name)(each) for name, each in zip(_NORMS, parts, strict=True)]
+            times, keys, queries = parts
+            times = functional.linear(times, net.dt_proj.weight)
+            given = [each.contiguous() for each in (values, times, keys, queries, gate)]
+            out = torch.empty_like(values)
+            pointers = [each.data_ptr() for each in (*self._held, *given, before)]
+            sizes = rows.count, *before.shape, torch.get_num_threads()
+            call = getattr(load(), f"selective_scan_{DTYPES[mixed.dtype]}")
+            call(*pointers, states, len(states), out.data_ptr(), *sizes)
+            return out
+
+        return self.follow_states(rows, mixed, run)
 
 
 def compile_mamba(sublayer: Sublayer) -> Sublayer:
@@ -75,14 +73,12 @@ def compile_mamba(sublayer: Sublayer) -> Sublayer:
     Raises:
         KernelBuildError: there are no kernels.
     """
-    layer: Any = sublayer.layer
-    found = (names for name, names in _NAMES.items() if type(getattr(layer, names[1], None)).__name__ == name)
-    names = next(found, None)
-    if names is None or not holds_only(sublayer, *names):
+    if (names := find_names(sublayer, _NAMES)) is None:
         return sublayer
-    net: Any = getattr(layer, names[1])
     assert isinstance(sublayer, LayerPart)
+    norm, module = names
+    net: Any = getattr(sublayer.layer, module)
     is_plain = type(net.dt_proj) is torch.nn.Linear and net.activation == "silu"
     if type(net).__name__ == "FalconMambaMixer" and not hasattr(net, _NORMS[0]):  # an older transformers norms itself
         return sublayer
-    return Mamba(sublayer, *names) if is_plain and kernels_take(net) else sublayer
+    return Mamba(sublayer, norm, module) if is_plain and kernels_take(net) else sublayer

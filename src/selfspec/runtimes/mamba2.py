@@ -10,7 +10,7 @@ from selfspec.model.forward import Forward, Rows
 from selfspec.model.skeleton import substitute
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.recurrent import holds_only
+from selfspec.runtimes.recurrent import find_names
 from selfspec.runtimes.state_net import Sizes, StateNet, has_kernel
 from selfspec.runtimes.structures import NativeStateNet
 
@@ -18,11 +18,9 @@ _NAMES = {
     "GraniteMoeHybridMambaLayer": ("input_layernorm", "mamba"),
     "NemotronHMamba2Mixer": ("norm", "mixer"),
     "Mamba2Mixer": ("norm", "mixer"),
+    "FalconH1Mixer": ("input_layernorm", "mamba", "self_attn"),
 }
-"""By class, the names of the norm before it and of itself in a layer."""
-
-_BESIDE = "FalconH1Mixer", ("input_layernorm", "mamba", "self_attn")
-"""The class that runs beside attention, and the names of the norm before both and of both."""
+"""By class, the names of the norm before it, of itself, and of attention that runs beside it, in a layer."""
 
 
 class Mamba2(StateNet):
@@ -67,11 +65,13 @@ class Mamba2BesideAttention(Mamba2):
 
     Args:
         part: the same by transformers' modules.
+        norm: the name of the norm in the layer.
+        module: the name of Mamba-2.
     """
 
-    def __init__(self, part: LayerPart) -> None:
+    def __init__(self, part: LayerPart, norm: str, module: str) -> None:
         self._part = part
-        super().__init__(part, *_BESIDE[1][:2])
+        super().__init__(part, norm, module)
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -88,7 +88,7 @@ class Mamba2BesideAttention(Mamba2):
         left = self.leave(self.follow_all(forward, entered), *entered)
 
         def run(own: slice, rows: Rows) -> torch.Tensor:
-            module = substitute(self._part.module, {_BESIDE[1][1]: lambda **_: left[None, own]})
+            module = substitute(self._part.module, {self._names[1]: lambda **_: left[None, own]})
             return self._part.call(rows).run(module, hidden_states[None, own])[0]
 
         return forward.by_part(run)
@@ -117,16 +117,11 @@ def compile_mamba2(sublayer: Sublayer) -> Sublayer:
     Raises:
         KernelBuildError: there are no kernels.
     """
-    layer: Any = sublayer.layer
-    if type(getattr(layer, "mamba", None)).__name__ == _BESIDE[0] and holds_only(sublayer, *_BESIDE[1]):
-        assert isinstance(sublayer, LayerPart)
-        return Mamba2BesideAttention(sublayer) if has_kernel(layer.mamba, _sizes(layer.mamba)) else sublayer
-    found = (names for name, names in _NAMES.items() if type(getattr(layer, names[1], None)).__name__ == name)
-    names = next(found, None)
-    if names is None or not holds_only(sublayer, *names):
-        return sublayer
-    net: Any = getattr(layer, names[1])
-    if not has_kernel(net, _sizes(net)):
+    if (names := find_names(sublayer, _NAMES)) is None:
         return sublayer
     assert isinstance(sublayer, LayerPart)
-    return Mamba2(sublayer, *names)
+    norm, module, *others = names
+    net: Any = getattr(sublayer.layer, module)
+    if not has_kernel(net, _sizes(net)):
+        return sublayer
+    return (Mamba2BesideAttention if others else Mamba2)(sublayer, norm, module)

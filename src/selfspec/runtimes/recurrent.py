@@ -4,8 +4,10 @@ Transformers' own modules give the state after their last row only, so that each
 read their weights for itself.
 """
 
+import ctypes
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,6 +17,9 @@ from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.kernels import DTYPES, find
 from selfspec.runtimes.products import is_plain, signature
+
+Kernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "ctypes.Array[ctypes.c_void_p]"], torch.Tensor]
+"""Of the window of a convolution, the state before its rows, and the addresses of those after the last of them."""
 
 
 class RecurrentBranch(Sublayer):
@@ -85,6 +90,42 @@ class RecurrentBranch(Sublayer):
         return left
 
 
+class StateBranch(RecurrentBranch):
+    """One whose module has a convolution, ``conv1d``, and a state in float32 that a kernel of the CPU follows.
+
+    Args:
+        part: the same by transformers' modules.
+        norm: the name of the norm in the layer.
+        module: the name of the module.
+        shape: of the state.
+    """
+
+    def __init__(self, part: LayerPart, norm: str, module: str, shape: tuple[int, ...]) -> None:
+        super().__init__(part, norm, module)
+        self._convolution, self._shape = Convolution(self.module.conv1d), shape
+
+    def follow_states(self, rows: Rows, mixed: torch.Tensor, run: Kernel) -> torch.Tensor:
+        """What ``run`` gives for the rows of a sequence.
+
+        Keeps the states after each of them, or after the last where all are settled, with the rows that the
+        convolution of the next one reads.
+
+        Args:
+            rows: of the sequence.
+            mixed: what is convolved, ``[rows, channels]``.
+            run: is called with the window of the convolution, the state before the rows, and where those after the
+                last rows go.
+        """
+        cache = rows.sequence.cache.states
+        seen, before = cache.get(self.index, rows.start - 1) or (None, torch.zeros(self._shape))
+        window = self._convolution.window(mixed, seen)
+        states = [torch.empty_like(before) for _ in range(1 if rows.settled else rows.count)]
+        found = run(window, before, (ctypes.c_void_p * len(states))(*(each.data_ptr() for each in states)))
+        for row, after in enumerate(states, rows.count - len(states)):
+            cache.put(self.index, rows.start + row, (self._convolution.seen(window, row), after))
+        return found
+
+
 class Convolution:
     """A causal convolution of each channel. Entries are added one by one, so that a row does not depend on the others.
 
@@ -126,9 +167,17 @@ def kernels_take(net: nn.Module) -> bool:
     return True
 
 
-def holds_only(part: Sublayer, *names: str) -> bool:
-    """Whether a part of a layer is these modules, without hooks."""
-    named = [getattr(part.layer, name, None) for name in names]
-    if not isinstance(part, LayerPart) or None in named or {*map(id, part.modules)} != {*map(id, named)}:
-        return False
-    return all(is_plain(each) for root in part.modules for each in root.modules())
+def find_names(part: Sublayer, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """What the modules that a part of a layer consists of are called in it, without hooks; ``None`` if it has others.
+
+    Args:
+        part: of a layer.
+        names: by the class of a recurrent module the norm before it, itself, and what else is in the part.
+    """
+    for kind, own in names.items():
+        named = [getattr(part.layer, name, None) for name in own]
+        if type(named[1]).__name__ != kind or {*map(id, part.modules)} != {*map(id, named)}:
+            continue
+        if isinstance(part, LayerPart) and all(is_plain(each) for root in part.modules for each in root.modules()):
+            return own
+    return None

@@ -5,7 +5,7 @@ import torch
 from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.recurrent import Convolution, RecurrentBranch, holds_only
+from selfspec.runtimes.recurrent import Convolution, RecurrentBranch, find_names
 
 _CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv")
 _NAMES = "operator_norm", "conv"
@@ -40,8 +40,7 @@ class ShortConvolution(RecurrentBranch):
 
 def compile_short_convolution(sublayer: Sublayer) -> Sublayer:
     """The form of a gated short convolution that runs rows together; any other sublayer as it is."""
-    module = getattr(sublayer.layer, _NAMES[1], None)
-    if type(module).__name__ not in _CLASSES or not holds_only(sublayer, *_NAMES):
+    if find_names(sublayer, dict.fromkeys(_CLASSES, _NAMES)) is None:
         return sublayer
     assert isinstance(sublayer, LayerPart)
     return ShortConvolution(sublayer)

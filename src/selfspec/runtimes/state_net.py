@@ -11,7 +11,7 @@ from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, find, load
-from selfspec.runtimes.recurrent import Convolution, RecurrentBranch, kernels_take
+from selfspec.runtimes.recurrent import StateBranch, kernels_take
 from selfspec.runtimes.structures import NativeStateNet
 
 
@@ -32,7 +32,7 @@ class Sizes:
     size: int
 
 
-class StateNet(RecurrentBranch):
+class StateNet(StateBranch):
     """A recurrent branch whose heads have states.
 
     Args:
@@ -54,10 +54,8 @@ class StateNet(RecurrentBranch):
         sizes: Sizes,
         gated: bool,
     ) -> None:
-        super().__init__(part, norm, module)
+        super().__init__(part, norm, module, (sizes.heads, sizes.state, sizes.size))
         net, conv = self.module, self.module.conv1d
-        self._convolution = Convolution(conv)
-        self._shape = sizes.heads, sizes.state, sizes.size
         bias = conv.weight.new_zeros(len(conv.weight)) if conv.bias is None else conv.bias
         held: dict[str, torch.Tensor] = {
             "conv": conv.weight[:, 0].T,
@@ -93,20 +91,17 @@ class StateNet(RecurrentBranch):
         Returns:
             What is read, ``[rows, heads * size]``.
         """
-        cache = rows.sequence.cache.states
-        seen, state = cache.get(self.index, rows.start - 1) or (None, torch.zeros(self._shape))
-        window, times = self._convolution.window(mixed, seen), times.contiguous()
-        gated = tuple(each.contiguous() for each in gated)
+        times, gated = times.contiguous(), tuple(each.contiguous() for each in gated)
         out = mixed.new_empty(rows.count, self._shape[0] * self._shape[2])
-        states = [torch.empty_like(state) for _ in range(1 if rows.settled else rows.count)]
-        places = (ctypes.c_void_p * len(states))(*(each.data_ptr() for each in states))
-        given = times.data_ptr(), *([each.data_ptr() for each in gated] or (None, None)), state.data_ptr()
-        sizes = len(states), out.data_ptr(), rows.count, torch.get_num_threads()
-        call = getattr(load(), f"state_net_{DTYPES[mixed.dtype]}")
-        call(ctypes.byref(native), window.data_ptr(), window.shape[1], *given, places, *sizes)
-        for row, after in enumerate(states, rows.count - len(states)):
-            cache.put(self.index, rows.start + row, (self._convolution.seen(window, row), after))
-        return out
+
+        def run(window: torch.Tensor, before: torch.Tensor, states: "ctypes.Array[ctypes.c_void_p]") -> torch.Tensor:
+            given = times.data_ptr(), *([each.data_ptr() for each in gated] or (None, None)), before.data_ptr()
+            sizes = len(states), out.data_ptr(), rows.count, torch.get_num_threads()
+            call = getattr(load(), f"state_net_{DTYPES[mixed.dtype]}")
+            call(ctypes.byref(native), window.data_ptr(), window.shape[1], *given, states, *sizes)
+            return out
+
+        return self.follow_states(rows, mixed, run)
 
 
 def has_kernel(net: Any, sizes: Sizes) -> bool:
