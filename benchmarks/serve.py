@@ -47,7 +47,7 @@ from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from serving.alone import generate_alone
 from serving.attacks import attacks, watch_attack
 from serving.conversation import converse
-from serving.figures import aims, table
+from serving.figures import ratios_of, table
 from serving.known import Chat, answer_alone, engine_alone, varied
 from serving.load import levels_of, warm_up
 from serving.page import load_section, write_section
@@ -206,7 +206,7 @@ def print_tables(result: Mapping[str, Any]) -> None:
         ("gap_p99", "milliseconds between pieces of text, 99th percentile", 1000, 0),
     ):
         print(f"{title}:\n\n{table(samples, figure, scale=scale, digits=digits)}\n")
-    print("\n".join(aims(samples)))
+    print("\n".join(ratios_of(samples)))
     for failure in result.get("failures", ()):
         print(f"{failure['server']} failed: {failure['error']}")
 

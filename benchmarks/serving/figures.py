@@ -83,8 +83,8 @@ def table(samples: Sequence[dict[str, Any]], figure: str, *, scale: float = 1.0,
     return "\n".join(lines)
 
 
-def aims(samples: Sequence[dict[str, Any]]) -> list[str]:
-    """How near our server is to what it should reach (in brackets), as lines of text.
+def ratios_of(samples: Sequence[dict[str, Any]]) -> list[str]:
+    """Our server with 16 clients ÷ with one, and ÷ other servers, as lines of text.
 
     Args:
         samples: with ``server``, ``clients`` and ``tokens_per_second``; what was not measured has no line.
@@ -93,7 +93,7 @@ def aims(samples: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for name in dict.fromkeys(name for name, _ in speed if name.startswith("selfspec:")):
         if {(name, 1), (name, 16)} <= speed.keys():
-            lines.append(f"`{name}`, 16 clients ÷ one: {speed[name, 16] / speed[name, 1]:.2f} (6)")
+            lines.append(f"`{name}`, 16 clients ÷ one: {speed[name, 16] / speed[name, 1]:.2f}")
         ratios = [
             f"{speed[name, clients] / other:.2f} at {clients} (`{best}`)"
             for clients in sorted({count for _, count in speed})
@@ -101,7 +101,7 @@ def aims(samples: Sequence[dict[str, Any]]) -> list[str]:
             if other and (name, clients) in speed
         ]
         if ratios:
-            lines.append(f"`{name}` ÷ the best other server, by number of clients: {', '.join(ratios)} (1.0)")
+            lines.append(f"`{name}` ÷ the best other server, by number of clients: {', '.join(ratios)}")
     return lines
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec_lab.bench.stamp import commit_text
-from serving.figures import aims, table
+from serving.figures import ratios_of, table
 
 BEGIN, END = "<!-- benchmarks/serve.py page writes this -->", "<!-- up to here -->"
 
@@ -35,7 +35,7 @@ def load_section(result: Mapping[str, Any]) -> str:
     ]
     for figure, title, scale, digits in _TABLES:
         lines += [f"{title}:", table(samples, figure, scale=scale, digits=digits)]
-    lines.append("\n".join(f"- {line}." for line in aims(samples)))
+    lines.append("\n".join(f"- {line}." for line in ratios_of(samples)))
     lines += [f"- `{each['server']}` failed: {each['error']}" for each in result.get("failures", ())]
     return "\n\n".join(lines)
 

@@ -15,7 +15,16 @@ from selfspec_lab.checks import Check, compare, not_applicable
 from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.panels import make_panels
-from selfspec_lab.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, halves, hold_to, vary_prompts, write_texts
+from selfspec_lab.experiments.sets import (
+    DOMAIN_STYLES,
+    HELD_OUT,
+    WINDOW,
+    Windows,
+    hold_to,
+    split_prompts,
+    vary_prompts,
+    write_texts,
+)
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 
@@ -74,12 +83,14 @@ class Adaptation(Experiment):
     method = (
         "Sets are tuned offline by Bayesian optimisation as in Draft & Verify, but for matchness on texts of the "
         "domain instead of time, which no machine measures twice alike, and with a fixed number of skipped sublayers: "
-        f"all sets skip {SKIP_RATIO} of them. Each is scored on texts from other prompts of every domain. The streams "
-        "are rotations of code, math and prose. All variants draft chains with SWIFT's confidence threshold, because "
-        "nearly all tokens of token trees are accepted, whichever set drafts. As published, in the paper and in the "
-        "authors' code, a search that has ended does not start again, and neither explains the adaptation in figure "
-        f"7. So SWIFT runs twice: as published, and with recheck_interval {_RECHECK_INTERVAL}, our addition: every "
-        f"{_RECHECK_INTERVAL} rounds after the end the set is scored again, and below 0.8 a new search starts. "
+        f"all sets skip {SKIP_RATIO} of them. Each is scored on texts from seven other prompts of every domain. The "
+        "streams are rotations of code, math and prose, whose first requests are these prompts and the others "
+        "variations of them; the first and the last layer always run. All variants draft chains with SWIFT's "
+        "confidence threshold, because nearly all tokens of token trees are accepted, whichever set drafts. As "
+        "published, in the paper and in the authors' code, a search that has ended does not start again, and neither "
+        "explains the adaptation in figure 7. So SWIFT runs twice: as published, and with recheck_interval "
+        f"{_RECHECK_INTERVAL}, our addition: every {_RECHECK_INTERVAL} rounds after the end the set is scored again, "
+        "and below 0.8 a new search starts. "
         "Acceptance is counted over the second half of each domain after the first, when SWIFT has had time to adapt."
     )
 
@@ -88,12 +99,14 @@ class Adaptation(Experiment):
 
     def measure(self, lab: Lab) -> Data:
         """Tunes a set for each domain, scores every set on every domain, then runs the streams."""
-        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 8, 7, 1, 3), Amounts(7, 60, 20, 3, 13))
+        amounts: Amounts = self._amounts or lab.pick(
+            Amounts(2, 8, HELD_OUT, 1, 3), Amounts(7, 60, HELD_OUT, 3, 2 * HELD_OUT - 1)
+        )
         writer = lab.engine(self.model, "suffix")
         sets = _tune_sets(lab, writer, amounts)
         scores = _score_sets(lab, writer, sets, amounts.held_out_texts)
         prompts = {
-            domain: vary_prompts(writer, halves(lab.prompts(domain))[1], amounts.requests, seed=lab.seed + 2000)
+            domain: vary_prompts(writer, split_prompts(lab.prompts(domain))[1], amounts.requests, seed=lab.seed + 2000)
             for domain in DOMAINS
         }
         streams = []
@@ -127,7 +140,7 @@ def _tune_sets(lab: Lab, writer: Engine, amounts: Amounts) -> dict[str, tuple[in
     sets = {"uniform": starting_set(writer.target.layer_count, SKIP_RATIO)}
     for domain in DOMAINS:
         lab.progress(f"tuning a set on {domain}")
-        prompts = vary_prompts(writer, halves(lab.prompts(domain))[0], amounts.tuning_texts, seed=lab.seed)
+        prompts = vary_prompts(writer, split_prompts(lab.prompts(domain))[0], amounts.tuning_texts, seed=lab.seed)
         windows = Windows(writer.target, write_texts(writer, prompts, 2 * WINDOW))
         sets[domain] = tune_set(writer.target, windows, amounts.tuning_steps, lab.seed)
     return sets
@@ -138,7 +151,7 @@ def _score_sets(lab: Lab, writer: Engine, sets: Mapping[str, Sequence[int]], tex
     scores: dict[str, dict[str, list[float]]] = {name: {} for name in sets}
     for domain in DOMAINS:
         lab.progress(f"scoring all sets on {domain}")
-        prompts = vary_prompts(writer, halves(lab.prompts(domain))[1], texts, seed=lab.seed + 1000)
+        prompts = [writer.encode(prompt) for prompt in split_prompts(lab.prompts(domain))[1][:texts]]
         windows = Windows(writer.target, write_texts(writer, prompts, 2 * WINDOW))
         for name, skipped in sets.items():
             scores[name][domain] = [round(score, 4) for score in windows.score(skipped)]

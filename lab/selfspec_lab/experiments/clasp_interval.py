@@ -71,9 +71,9 @@ class ClaspInterval(Experiment):
         "speedup is the ratio of the speeds on one prompt. Half of the layers are skipped while the interval varies, "
         f"and the interval is {INTERVAL} rounds while their number varies. An interval longer than the number of "
         "rounds means one selection per request, as almost in the paper, whose outputs end at 1024 tokens. An "
-        "optimum is inside the sweep if it is faster than both ends. The optimum for a prompt is chosen on the other "
-        "half of the prompts, so no prompt tests a choice that it made. On the paper's machine a selection takes 1.4 "
-        "steps (0.14 seconds against 0.1, section 5.1)."
+        "optimum is inside the sweep if the best value between the ends is faster than both. It is chosen for a "
+        "prompt on the other half of the prompts, so no prompt tests a choice that it made. On the paper's machine a "
+        "selection takes 1.4 steps (0.14 seconds against 0.1, section 5.1)."
     )
     model = "tiny"
 

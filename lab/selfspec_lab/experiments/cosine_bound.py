@@ -10,9 +10,18 @@ from selfspec.methods.api import KeptSet
 from selfspec.methods.skipping import evenly_skipped
 from selfspec_lab.checks import Check
 from selfspec_lab.experiments.base import Data, Experiment, register
-from selfspec_lab.experiments.cosine_bound_checks import lemma_holds, nearer_sets_accepted, rises_with_cosine
+from selfspec_lab.experiments.cosine_bound_checks import lemma_holds, nearer_drafts_accepted, nearer_sets_accepted
 from selfspec_lab.experiments.cosine_bound_picture import draw_bins, draw_sets
-from selfspec_lab.experiments.cosine_pairs import EDGES, Pairs, TargetStates, bins, histogram, norm_range, set_figures
+from selfspec_lab.experiments.cosine_pairs import (
+    EDGES,
+    Pairs,
+    TargetStates,
+    bins,
+    histogram,
+    nearness,
+    norm_range,
+    set_figures,
+)
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.panels import make_panels
 from selfspec_lab.experiments.reading import Reading, read_own_texts
@@ -85,12 +94,13 @@ class CosineBound(Experiment):
             "bounds": histogram(1 - torch.cat(bounds)),
             "norm_ratio": norm_range([pairs for text in texts for pairs in text.values()]),
             "texts": [bins(text.values()) for text in texts],
+            "nearness": [nearness(text.values()) for text in texts],
             "sets": {name: set_figures([text[name] for text in texts]) for name in texts[0]},
         }
 
     def judge(self, data: Data) -> Sequence[Check]:
         """No counterexample to the lemma; acceptance rises with the cosine, over pairs and over sets."""
-        return [lemma_holds(data), rises_with_cosine(data), nearer_sets_accepted(data)]
+        return [lemma_holds(data), nearer_drafts_accepted(data), nearer_sets_accepted(data)]
 
     def draw(self, data: Data) -> "Figure":
         """Draws acceptance over cosine with the distribution of the bound, and acceptance over cosine by set."""

@@ -95,6 +95,7 @@ def fewer_layers_in_hindsight(data: Data) -> Check:
         _gains(data, "etpl", values),
         f"{del_means(data)[str(OMEGA)]:.4f} against {mean:.4f} of {best}, the best of {len(data['static'])}",
         what="gain of a prompt",
+        counts=False,  # a choice in hindsight is better than any that could have been made
         form="+.4f",
     )
 

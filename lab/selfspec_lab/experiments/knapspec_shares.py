@@ -9,7 +9,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.methods.api import Prefill
 from selfspec.methods.knapsack import integer_weights
 from selfspec.methods.knapspec import KnapSpec
-from selfspec_lab.checks import Check, compare
+from selfspec_lab.checks import Check, compare, not_applicable
 from selfspec_lab.decide import mean_interval
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.knapspec_scene import (
@@ -34,7 +34,8 @@ METHOD = (
     "at these lengths MLPs would dominate. For contexts beyond the model's, selections at the longest one are repeated "
     "with the latency that attention would have at up to 32K tokens by the measured line. Where the integer weights of "
     "attention and MLP are those of the shortest context, nothing can show. The paper goes to 32K tokens with "
-    "Qwen3-8B, and compares with SWIFT."
+    "Qwen3-8B, and compares with SWIFT. Throughout this claim the first and the last layer always run, a selection "
+    "uses the last 16 tokens, and an integer weight is at most 5. `tiny` was trained on such sources."
 )
 
 
@@ -92,7 +93,6 @@ def judge(data: Data) -> Sequence[Check]:
     skipped: dict[str, list[list[float]]] = data["skipped"]
     shortest, longest = min(skipped, key=int), max(skipped, key=int)
     growth = [after[0] - before[0] for before, after in zip(skipped[shortest], skipped[longest], strict=True)]
-    ahead = [attention - mlp for attention, mlp in skipped[longest]]
     ratios, pretended = data["attention_over_mlp"], data["pretended"]
     able = data["weights"][shortest] != data["weights"][longest]  # equal weights select the same, whatever the context
     return [
@@ -105,14 +105,8 @@ def judge(data: Data) -> Sequence[Check]:
             what="growth of a text",
             form="+.0%",
         ),
-        compare(
-            "at the longest context more attention than MLP is skipped",
-            ahead if able else [],
-            f"{_mean(skipped[longest], 0):.0%} of attention against {_mean(skipped[longest], 1):.0%} of MLP",
-            what="lead of a text",
-            form="+.0%",
-        ),
         *(_pretended(data, shortest, context) for context in sorted(pretended, key=int)),
+        _ahead(data),
     ]
 
 
@@ -126,6 +120,25 @@ def _pretended(data: Data, shortest: str, context: str) -> Check:
         f"{_mean(pairs, 0):.0%} of attention and {_mean(pairs, 1):.0%} of MLP, where attention takes "
         f"{data['attention_over_mlp'][context]:.1f} times as long as MLP",
         what="growth of a text",
+        form="+.0%",
+    )
+
+
+def _ahead(data: Data) -> Check:
+    """Figure 3 at its longest contexts, where attention takes longer than MLPs do."""
+    ratios = data["attention_over_mlp"]
+    longest = max(ratios, key=int)
+    pairs = (data["skipped"] | data["pretended"])[longest]
+    statement = f"where attention is the slower branch, more of it than of MLP is skipped (at {longest} tokens)"
+    if ratios[longest] <= 1:
+        return not_applicable(
+            statement, f"an attention branch takes {ratios[longest]:.1f} times as long as an MLP there"
+        )
+    return compare(
+        statement,
+        [attention - mlp for attention, mlp in pairs],
+        f"{_mean(pairs, 0):.0%} of attention against {_mean(pairs, 1):.0%} of MLP",
+        what="lead of a text",
         form="+.0%",
     )
 

@@ -33,9 +33,13 @@ class Text:
     prompt_length: int
 
 
-def halves(prompts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Prompts to choose sets on, and prompts to test them on."""
-    return prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
+HELD_OUT = 7
+"""Prompts of a domain that sets are tested on: three domains have 21, as a paired test needs 20 independent ones."""
+
+
+def split_prompts(prompts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Prompts to choose sets on, and ``HELD_OUT`` others to test them on."""
+    return prompts[:-HELD_OUT], prompts[-HELD_OUT:]
 
 
 def vary_prompts(engine: Engine, prompts: Sequence[str], count: int, *, seed: int) -> list[list[int]]:

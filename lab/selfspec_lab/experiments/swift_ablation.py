@@ -16,7 +16,7 @@ from selfspec_lab.checks import Check, compare
 from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab
 from selfspec_lab.experiments.panels import make_panels
-from selfspec_lab.experiments.sets import DOMAIN_STYLES, halves, hold_to, vary_prompts
+from selfspec_lab.experiments.sets import DOMAIN_STYLES, HELD_OUT, hold_to, split_prompts, vary_prompts
 from selfspec_lab.experiments.trials import (
     CLOCK,
     MACHINE,
@@ -83,10 +83,10 @@ class SwiftAblation(Experiment):
     )
     source = "SWIFT (Xia et al. 2025), v2 table 8 and v1 table 7"
     method = (
-        "SWIFT searches a set for each domain on half of its prompts. Then the search stops, as in the paper's "
-        "acceleration phase, and all variants draft other prompts with that set, except the one without the search, "
-        "which uses uniform skipping. Settings are those of `--paper swift-v2`, "
-        "with a skip ratio of 0.45 throughout. Without early stop every draft has 25 tokens, or as "
+        "SWIFT searches a set for each domain on three of its prompts and variations of them. Then the search stops, "
+        "as in the paper's acceleration phase, and all variants draft the other seven prompts with that set, except "
+        "the one without the search, which uses uniform skipping. Settings are those of `--paper swift-v2`, with a "
+        "skip ratio of 0.45 throughout. Without early stop every draft has 25 tokens, or as "
         "many as the output has left. Acceptance collapses if it falls below half. Acceptance and length are counted "
         "on the model itself, and the same rounds are replayed on the paper's machine; speed by the clock is that of "
         "the widened model, which writes the same text."
@@ -97,15 +97,17 @@ class SwiftAblation(Experiment):
 
     def measure(self, lab: Lab) -> Data:
         """Searches a set for each domain, then counts the drafts of all variants and times some of them."""
-        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 7, 32, 1, 16, 1), Amounts(40, 7, 64, 4, 32, 1))
+        amounts: Amounts = self._amounts or lab.pick(
+            Amounts(2, HELD_OUT, 32, 1, 16, 1), Amounts(40, HELD_OUT, 64, 4, 32, 1)
+        )
         writer = lab.engine(self.model, "suffix")
         target = Target(lab.load(self.model, widen=TIMED_WIDENING)[0])
         data: Data = {}
         for domain in PROMPTS:
-            searched, held_out = halves(lab.prompts(domain))
+            searched, held_out = split_prompts(lab.prompts(domain))
             lab.progress(f"searching a set on {domain}")
             found, steps = _search(writer, vary_prompts(writer, searched, amounts.searched, seed=lab.seed), lab.seed)
-            tried = vary_prompts(writer, held_out, amounts.prompts, seed=lab.seed + 1000)
+            tried = [writer.encode(prompt) for prompt in held_out[: amounts.prompts]]
             lab.progress(f"counting on {domain}")
             counted = {
                 name: [
@@ -273,8 +275,8 @@ def _check_speed(data: Data, name: str) -> Check:
 
 
 def _searched(data: Data, name: str) -> str:
-    steps = [str(domain["steps"]) for domain in data["domains"].values() if "steps" in domain]  # older results lack it
-    return f", after {', '.join(steps)} steps of the search" if steps and name == "no search" else ""
+    steps = ", ".join(str(domain["steps"]) for domain in data["domains"].values())
+    return f", after {steps} steps of the search" if name == "no search" else ""
 
 
 def _check_clock(data: Data, name: str) -> Check:

@@ -15,7 +15,15 @@ from selfspec_lab.checks import Check, compare, shown
 from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.panels import make_panels
-from selfspec_lab.experiments.sets import DOMAIN_STYLES, WINDOW, Windows, halves, vary_prompts, write_texts
+from selfspec_lab.experiments.sets import (
+    DOMAIN_STYLES,
+    HELD_OUT,
+    WINDOW,
+    Windows,
+    split_prompts,
+    vary_prompts,
+    write_texts,
+)
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 
@@ -72,8 +80,10 @@ class SwiftMatchness(Experiment):
     method = (
         "SWIFT's own score of its best set is the highest score so far on one window of 32 tokens, so it cannot fall. "
         "Every best set is therefore also scored on held-out texts: greedy outputs of the target for other prompts of "
-        "the domain, 64 tokens each, in windows of 32, with SWIFT's score. Several searches run per domain with the "
-        f"paper's settings and its skip ratio of {SKIP_RATIO}, which is fixed, so all sets of a search have one size. "
+        "the domain, 64 tokens each, in windows of 32, with SWIFT's score. Several searches run per domain, on three "
+        "prompts and variations of them, with the paper's settings, except that the first and the last layer always "
+        f"run and uniform skipping is scored first. The skip ratio of {SKIP_RATIO} is fixed, so all sets of a search "
+        "have one size. "
         "The paper's search may take 1000 steps; here it also ends with its last request. The figure's other curve, "
         "speed, is not measured."
     )
@@ -82,14 +92,14 @@ class SwiftMatchness(Experiment):
         self._amounts = amounts
 
     def measure(self, lab: Lab) -> Data:
-        """Searches on half of each domain's prompts and scores on texts from the other half."""
-        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 3, 48, 7), Amounts(7, 3, 128, 7))
+        """Searches on some of each domain's prompts and scores on texts from the others."""
+        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 3, 48, HELD_OUT), Amounts(7, 3, 128, HELD_OUT))
         writer = lab.engine(self.model, "suffix")
         searches = []
         for domain in PROMPTS:
-            searched, tried = halves(lab.prompts(domain))
+            searched, tried = split_prompts(lab.prompts(domain))
             streams = vary_prompts(writer, searched, amounts.requests + amounts.searches - 1, seed=lab.seed)
-            held_out = vary_prompts(writer, tried, amounts.texts, seed=lab.seed + 1000)
+            held_out = [writer.encode(prompt) for prompt in tried[: amounts.texts]]
             windows = Windows(writer.target, write_texts(writer, held_out, 2 * WINDOW))
             for index in range(amounts.searches):
                 lab.progress(f"searching on {domain}, {index + 1} of {amounts.searches}")

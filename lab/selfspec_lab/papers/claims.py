@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from selfspec_lab.checks import Check, compare, not_applicable
+from selfspec_lab.papers.costs import SELECTION
 from selfspec_lab.papers.figures import PromptFigures
 from selfspec_lab.papers.tables import Table
 
@@ -56,29 +57,35 @@ def _overall(table: Table, label: str, index: int) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def judge_table(table: Table, figures: Figures, *, applies: bool) -> list[Check]:
+def judge_table(table: Table, figures: Figures, unable: Mapping[str, str]) -> list[Check]:
     """Decides the claims of a table.
 
     Args:
         table: the table.
         figures: by method those of all prompts of all tasks.
-        applies: whether the model is one that the table is about; otherwise nothing is applicable.
+        unable: by method, why these outputs cannot show what it does.
     """
     checks = (
         []
         if table.trend == "size"
-        else [check for order in claimed_order(table) for check in _judge_order(order, figures, applies)]
+        else [check for order in claimed_order(table) for check in _judge_order(table, order, figures, unable)]
     )
     if table.trend == "attention":
         checks += _judge_attention(figures)
     return checks
 
 
-def _judge_order(order: Order, figures: Figures, applies: bool) -> list[Check]:
+def _judge_order(table: Table, order: Order, figures: Figures, unable: Mapping[str, str]) -> list[Check]:
     statement = f"{order.first} is faster than {order.second}"
-    if not applies:
-        return [not_applicable(statement, "no exit layer drafts better than plain decoding on this model")]
-    pairs = _pairs(order, figures)
+    for label in order[:2]:
+        if label in unable:
+            return [not_applicable(statement, unable[label])]
+    every = _pairs(order, figures)
+    selecting = [label in table.methods and _selects(table, label) for label in order[:2]]
+    pairs = [pair for pair in every if all(_selected(each) for each, asks in zip(pair, selecting, strict=True) if asks)]
+    early = f"{len(every) - len(pairs)} prompts left out, whose outputs end before the first selection"
+    if every and not pairs:
+        return [not_applicable(statement, early)]
     if order.first == PLAIN and all(other is not None and other.skipped is None for _, other in pairs):
         return [
             not_applicable(
@@ -96,6 +103,7 @@ def _judge_order(order: Order, figures: Figures, applies: bool) -> list[Check]:
             compare(
                 f"{statement}, {where}",
                 ratios,
+                early if len(pairs) < len(every) else "",
                 effect=order.effect,
                 same=len(pairs) - len(ratios),
                 what="log of the ratio of speeds",
@@ -116,6 +124,15 @@ def _pairs(order: Order, figures: Figures) -> list[tuple[PromptFigures | None, P
         (by_prompt[0] and by_prompt[0][key], by_prompt[1] and by_prompt[1][key])  # type: ignore[misc]
         for key in sorted(keys)
     ]
+
+
+def _selects(table: Table, label: str) -> bool:
+    """Whether a method of the table chooses its sublayers while it generates."""
+    return any(name in table.methods[label].method for name in SELECTION)
+
+
+def _selected(figures: PromptFigures | None) -> bool:
+    return figures is not None and figures.skipped is not None
 
 
 def _speed(figures: PromptFigures | None, machine: str) -> float:

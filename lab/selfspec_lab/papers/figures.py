@@ -31,7 +31,8 @@ class PromptFigures:
         drafted: draft tokens.
         accepted: those accepted.
         etpl: tokens per loaded layer.
-        skipped: shares of the attention and of the MLP sublayers that drafts skipped, weighted by their steps.
+        skipped: shares of the attention and of the MLP sublayers that drafts skipped, weighted by their steps; drafts
+            of the whole model, as those before a first selection, are left out. ``None`` without any other.
         trace: of each seed the rounds: kept sublayers, rows, accepted tokens and committed tokens.
     """
 
@@ -66,11 +67,12 @@ def read_figures(run: Run, table: Table, model: Reported, column: int, task: int
     machine = roofline_cost(model.device or table.device, model.shape(column), bits=model.bits)
     found: dict[str, list[PromptFigures]] = {}
     for label, row in table.methods.items():
-        costs = {"machine": with_selection(machine, row.method), "rule": with_selection(RuleCost(), row.method)}
-        costs["profile"] = profile
+        costs = {"machine": machine, "rule": RuleCost(), "profile": profile}
         settings = run.fields["settings"].get(label, {})
         found[label] = [
-            _of_prompt(task, prompt, samples, by_candidate[PLAIN][prompt], costs, settings, new_tokens, layers)
+            _of_prompt(
+                task, prompt, samples, by_candidate[PLAIN][prompt], costs, row.method, settings, new_tokens, layers
+            )
             for prompt, samples in by_candidate[label].items()
             if prompt in by_candidate[PLAIN]
         ]
@@ -83,15 +85,20 @@ def _of_prompt(
     samples: Sequence[Measurement],
     plain: Sequence[Measurement],
     costs: Mapping[str, CostModel],
+    method: str,
     settings: Mapping[str, Any],
     new_tokens: int,
     layers: int,
 ) -> PromptFigures:
     plain_speed = statistics.median(decode_speed(each) or 0.0 for each in plain)
-    longest = int(settings["d_max"]) if settings.get("drop_unsure") else None
+    drops = settings.get("drop_unsure") and settings.get("dynamic_length", True)  # DEL-E has no threshold to fall below
+    longest = int(settings["d_max"]) if drops else None
     rounds = [play(each.rounds or (), new_tokens=new_tokens, longest=longest) for each in samples]
     speedups = {"clock": statistics.fmean((decode_speed(each) or 0.0) / plain_speed for each in samples)}
+    skipped = _skipped(each for own in rounds for each in own)
     for name, cost in costs.items():
+        if name != "profile" and skipped is not None:  # an output that ended before a selection took no time for it
+            cost = with_selection(cost, method)
         speedups[name] = statistics.fmean(
             replayed_speedup(own, each.prompt_token_count, cost) for own, each in zip(rounds, samples, strict=True)
         )
@@ -105,13 +112,13 @@ def _of_prompt(
         drafted=sum(record.drafted for record in records),
         accepted=sum(record.accepted for record in records),
         etpl=statistics.fmean(tokens_per_layer(each, layers) if each else 0.0 for each in rounds),
-        skipped=_skipped(each for own in rounds for each in own),
+        skipped=skipped,
         trace=tuple(_trace(each) for each in samples),
     )
 
 
 def _skipped(rounds: Iterable[Played]) -> tuple[float, float] | None:
-    drafts = [each for each in rounds if each.steps]
+    drafts = [each for each in rounds if each.steps and each.attention + each.mlp < 2]
     steps = sum(each.steps for each in drafts)
     if not steps:
         return None

@@ -7,6 +7,7 @@ from typing import Any
 
 from selfspec.errors import InvalidParameterError
 from selfspec.files import replace_file
+from selfspec.methods.papers import PAPERS
 from selfspec_lab.bench.report.read import Run, read_run
 from selfspec_lab.bench.stamp import commit_text
 from selfspec_lab.checks import RULE, Check, conclude, tally
@@ -62,9 +63,7 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
         index = column["index"] if column["index"] is not None else 0
         for label, found in read_figures(run, table, model, index, task).items():
             figures[label] += found
-    exit_choice = description["exit"]
-    applies = table.needs is None or exit_choice is None or bool(exit_choice["pays"])
-    checks = judge_table(table, figures, applies=applies)
+    checks = judge_table(table, figures, _unable(table, description, runs))
     parts = [
         f"## {table.paper}, {table.place}: {measured}",
         _about(table, model, description, runs),
@@ -91,6 +90,18 @@ def render_page(folders: Iterable[Path]) -> str:
         overview.append(f"| {table.paper}, {table.place} | {result['model']} | **{result['status']}** | {parts} |")
     head = ["# The papers' tables, measured here", HEAD, RULE, "\n".join(overview)]
     return "\n\n".join([*head, *(text.rstrip() for text in texts)]) + "\n"
+
+
+def _unable(table: Table, description: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, str]:
+    """Why the outputs of a method cannot show what it does, by its name in the table."""
+    exit_choice = description["exit"]
+    if table.needs is not None and exit_choice is not None and not exit_choice["pays"]:
+        return dict.fromkeys(table.methods, "no exit layer drafts better than plain decoding on this model")
+    longest = max(int(run.fields["options"]["max_new_tokens"]) for run in runs)
+    if longest > PAPERS["swift-v2"].values()["context_window"]:
+        return {}
+    early = f"outputs end at {longest} tokens, before SWIFT's search begins"
+    return {label: early for label, row in table.methods.items() if "swift" in row.method}
 
 
 def _about(table: Table, model: Reported, description: Mapping[str, Any], runs: Sequence[Run]) -> str:

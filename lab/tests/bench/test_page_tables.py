@@ -116,11 +116,11 @@ def test_the_soak_counts_what_went_wrong(tables: ModuleType) -> None:
     ]
 
 
-def test_the_attacks_that_miss_a_goal_are_counted(tables: ModuleType) -> None:
+def test_the_attack_that_delays_others_longest_is_named(tables: ModuleType) -> None:
     samples = [{"attack": "one", "health": 0.05, "gap": 0.3}, {"attack": "two", "health": 0.06, "gap": 0.1}]
     assert cells(tables.attacks({"a": {"samples": samples}})) == [
-        ["`/health` answers", "60 (two)", "100", "0 of 2"],
-        ["a stream waits for a piece", "300 (one)", "250", "1 of 2"],
+        ["`/health` answers", "55", "60 (two)"],
+        ["a stream waits for a piece", "200", "300 (one)"],
     ]
 
 

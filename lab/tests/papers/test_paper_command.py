@@ -12,7 +12,7 @@ from selfspec.cli.app import app
 from selfspec_lab.bench.report.read import read_run
 from selfspec_lab.exit_grid import grid, search_exit
 from selfspec_lab.papers.claims import judge_table
-from selfspec_lab.papers.figures import MACHINES, pooled, read_figures
+from selfspec_lab.papers.figures import MACHINES, PromptFigures, pooled, read_figures
 from selfspec_lab.papers.prepare import TUNED
 from selfspec_lab.papers.tables import find_table
 
@@ -84,11 +84,34 @@ def test_equal_rounds_are_not_compared(measured: Path) -> None:
     table, run = find_table("del-1"), read_run(measured / "suite")
     figures = read_figures(run, table, table.models[0], 0, 0)
     same = {**figures, "FS": figures["LS"]}
-    checks = {check.statement: check for check in judge_table(table, same, applies=True)}
+    checks = {check.statement: check for check in judge_table(table, same, {})}
     check = checks["FS is faster than LS, on the paper's machine"]
     assert check.status == "not applicable"
     assert "3 prompts left out" in check.figure
-    assert all(check.status == "not applicable" for check in judge_table(table, figures, applies=False))
+    unable = judge_table(table, figures, dict.fromkeys(table.methods, "nothing pays"))
+    assert {(check.status, check.figure) for check in unable} == {("not applicable", "nothing pays")}
+
+
+def test_outputs_that_end_before_a_selection_decide_nothing() -> None:
+    table = find_table("knapspec-2")
+
+    def outputs(speed: float, skipped: tuple[float, float] | None, count: int) -> list[PromptFigures]:
+        speedups = dict.fromkeys(MACHINES, speed)
+        return [
+            PromptFigures(0, str(index), speedups, 8, 32, 40, 24, 0.1, skipped if index < count else None, (speed,))
+            for index in range(24)
+        ]
+
+    figures = {label: outputs(0.9, (0.3, 0.3), 24) for label in table.methods} | {
+        "KnapSpec": outputs(1.2, (0.2, 0.4), 22)
+    }
+    name = "KnapSpec is faster than CLaSp, on the paper's machine"
+    [check] = [each for each in judge_table(table, figures, {}) if each.statement == name]
+    assert (check.status, check.test and check.test.pairs) == ("holds", 22)
+    assert "2 prompts left out, whose outputs end before the first selection" in check.figure
+    never = {**figures, "KnapSpec": outputs(1.2, None, 0)}
+    found = {each.statement: each for each in judge_table(table, never, {})}
+    assert found["KnapSpec is faster than CLaSp"].status == "not applicable"
 
 
 def test_a_table_goes_on_without_measuring_again(measured: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ _SELECTING = {
 
 _SWIFT = {
     **_SELECTING,
+    "schedule": Value("paper", "4.1.2: one step before every round; the search goes on over all instances"),
     "ratio_rule": Value("paper", "B.2: r = 0.45 for 13B, 0.5 for 34B and 70B"),
     "fixed_ends": Value(False, "equation 2: all subsets of rL layers"),
     "start": Value("even", "4.1.1: uniformly skipping layers"),

@@ -1,6 +1,6 @@
 """Which sublayers drafts skip: the default share by a model's size, an even spread, and the check of a saved set.
 
-The papers skip 45 to 50 % of models with 7 to 70 billion parameters. Small models have less to spare, so models of up
+The papers skip 40 to 60 % of models with 7 to 70 billion parameters. Small models have less to spare, so models of up
 to 0.2 billion parameters skip 0.2 of their sublayers, those from 7 billion on 0.45, and between them the share grows
 with the logarithm of the number of parameters (``docs/faithfulness.md`` has the measurements).
 """
