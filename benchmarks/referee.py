@@ -1,9 +1,10 @@
-"""Compares the layers that CLaSp and KnapSpec select here with those that published code selects, on the same weights.
+"""Compares what CLaSp, DEL and KnapSpec select here with what published code selects, on the same weights.
 
-``git clone https://github.com/kaist-flexml-lab/knapspec CLONE`` has the code of KnapSpec's authors and their port of
-CLaSp. ``python benchmarks/referee.py CLONE --model tiny --out FILE.json`` runs both selections at the end of texts of
-growing length and compares the sets. The code is run as it is; two things that it imports are replaced here, as it was
-written for transformers 4: ``DynamicCache.from_legacy_cache``, and ``triton``, which its selections do not use.
+``git clone https://github.com/kaist-flexml-lab/knapspec CLONE`` has the code of KnapSpec's authors and their ports of
+CLaSp and DEL. ``python benchmarks/referee.py CLONE --model tiny --out FILE.json`` runs all selections on texts of
+growing length and compares the sets, and DEL's exit layers, draft lengths and thresholds. The code is run as it is; two
+things that it imports are replaced here, as it was written for transformers 4: ``DynamicCache.from_legacy_cache``, and
+``triton``, which its selections do not use.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from selfspec import Engine
 from selfspec.loading import load_model
 from selfspec.methods import make_method
 from selfspec.methods.api import LearnedState
+from selfspec.methods.dynamic_exit import Del, shadow_tokens
+from selfspec.methods.exit_choice import Statistics
 from selfspec.methods.knapspec import KnapSpec
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.experiments.knapspec_scene import WINDOW, read, select
@@ -40,16 +43,19 @@ LATENCIES = {"as dear": (1.0, 0.0, 1.0), "attention twice as dear": (1.0, 0.0, 2
 """Seconds of an MLP branch, and of an attention branch by cached token and without, as the authors' code takes them."""
 
 
-def import_strategies(clone: Path) -> tuple[Any, Any]:
-    """The authors' classes ``Knapspec`` and ``CLaSp``."""
+ROUND_ROWS = 6
+"""Rows of a round of DEL, if none of the drafts is wrong."""
+
+
+def import_strategies(clone: Path) -> tuple[Any, ...]:
+    """The authors' classes ``Knapspec``, ``CLaSp`` and ``DEL``."""
     if not (clone / "self_speculation_strategy" / "knapspec.py").is_file():
         raise SystemExit(f"'{clone}' is no clone of kaist-flexml-lab/knapspec")
     sys.path.insert(0, str(clone))
     sys.modules.setdefault("triton", types.ModuleType("triton"))
     DynamicCache.from_legacy_cache = staticmethod(lambda legacy: DynamicCache(ddp_cache_data=legacy))
-    names = ("knapspec", "Knapspec"), ("clasp", "CLaSp")
-    found = [getattr(importlib.import_module(f"self_speculation_strategy.{file}"), name) for file, name in names]
-    return found[0], found[1]
+    names = ("knapspec", "Knapspec"), ("clasp", "CLaSp"), ("DEL", "DEL")
+    return tuple(getattr(importlib.import_module(f"self_speculation_strategy.{file}"), name) for file, name in names)
 
 
 def legacy_cache(model: Any, token_ids: Sequence[int]) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
@@ -104,6 +110,45 @@ def compare_knapspec(engine: Engine, knapspec: Any, token_ids: Sequence[int], la
     }
 
 
+def compare_del(engine: Engine, port: Any, token_ids: Sequence[int], prompt_tokens: int) -> list[dict[str, Any]]:
+    """Exit layer, draft length and threshold that both choose after each round of a text; drafts are its own tokens.
+
+    The port tries lengths up to 17. Where it has chosen the length 0 it counts rows after a wrong draft, too, which are
+    left out here.
+    """
+    target = engine.target
+    ours = make_method("paper(del, authors)", target, {"d_max": 17})
+    assert isinstance(ours, Del)
+    theirs = port(target.model, gamma_max=18, omega=ours.settings.omega, coefficients=(1.0, 0.0, 1.0))
+    states = Reading(target, token_ids).states[1:]
+    statistics, exit_layer, begin, rows = Statistics.empty(target.layer_count), 1, 0, []
+    ends = [prompt_tokens + 1, *range(prompt_tokens + 1 + ROUND_ROWS, len(token_ids), ROUND_ROWS)]
+    for end in ends:
+        context = max(0, prompt_tokens - 1 - begin)
+        drafted, _ = shadow_tokens(ours.head, list(states[:, begin + context : end]))
+        wrong = (drafted[exit_layer - 1] != drafted[-1]).nonzero()
+        valid = begin + context + (int(wrong[0]) + 1 if len(wrong) else end - begin - context)
+        shown = end if theirs.current_gamma else valid
+        theirs.cached_hidden_states = [[state[None, begin:shown]] for state in states]
+        with torch.inference_mode():
+            theirs.run(exit_layer, context, False, current_length=shown)
+        first = max(begin, begin + context - ours.settings.context_window)
+        counted = {boundary: states[index, first:valid] for index, boundary in enumerate(ours.watched)}
+        statistics = statistics.then(ours.count(counted, valid - first), ours.settings.omega)
+        chosen = ours.choose(statistics)
+        exit_layer, begin = theirs.current_exit_layer, end
+        threshold = float(theirs.average_confidence[exit_layer - 1].mean().nan_to_num(0.0))
+        rows.append(
+            {
+                "method": "del",
+                "tokens": end,
+                "here": [chosen.exit_layer, chosen.draft_length, round(chosen.threshold, 4)],
+                "there": [exit_layer, theirs.current_gamma, round(threshold, 4)],
+            }
+        )
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs both selections and compares them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,14 +157,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=6, help="texts a domain, of 24 to 160 tokens")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parse_and_check(parser, arguments, writes=lambda given: given.out is not None)
-    knapspec, clasp = import_strategies(options.clone)
+    knapspec, clasp, dynamic_exit = import_strategies(options.clone)
     model, tokenizer = load_model(options.model, dtype="float32", device="cpu", unpack=True)
     engine = Engine(model, tokenizer, "autoregressive")
     rows = []
     for domain, prompts in PROMPTS.items():
         for index, prompt in enumerate(prompts[: options.texts]):
             written = engine.generate(prompt, max_new_tokens=24 * (index + 1), ignore_eos=True)
-            token_ids = [*engine.encode(prompt), *written.token_ids]
+            beginning = engine.encode(prompt)
+            token_ids = [*beginning, *written.token_ids]
+            rows += compare_del(engine, dynamic_exit, token_ids, len(beginning))
             rows += [compare_knapspec(engine, knapspec, token_ids, latencies) for latencies in LATENCIES]
             rows += [compare_clasp(engine, clasp, token_ids, position) for position in range(15, len(token_ids), 16)]
             print(f"{domain} {index + 1}: {agreement(rows)}", file=sys.stderr)
@@ -130,9 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def agreement(rows: Sequence[dict[str, Any]]) -> str:
-    """How many sets are equal, by method, and the sublayers in which the others differ."""
+    """How many sets or exits are equal, by method, and in how many sublayers or numbers the others differ."""
     texts = []
-    for method in ("knapspec", "clasp"):
+    for method in ("knapspec", "clasp", "del"):
         own = [row for row in rows if row["method"] == method]
         equal = sum(row["here"] == row["there"] for row in own)
         differ = [len({*row["here"]} ^ {*row["there"]}) for row in own if row["here"] != row["there"]]

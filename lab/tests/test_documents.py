@@ -51,10 +51,11 @@ def test_the_leaderboard_is_made_of_the_committed_runs() -> None:
     assert page.read_text(encoding="utf-8") == render_leaderboard(summaries, page)
 
 
-def test_the_equal_sets_on_the_page_of_changes_are_those_of_the_referee(
-    benchmarks: Callable[[str], ModuleType],
+@pytest.mark.parametrize("model", ["tiny", "tiny-early-exit"])
+def test_the_equal_choices_on_the_page_of_changes_are_those_of_the_referee(
+    benchmarks: Callable[[str], ModuleType], model: str
 ) -> None:
-    result = json.loads((RESULTS / "referee-tiny.json").read_text(encoding="utf-8"))
+    result = json.loads((RESULTS / f"referee-{model}.json").read_text(encoding="utf-8"))
     assert not result["stamp"]["dirty"]
     assert all(row["there"] for row in result["sets"]), "a set that skips nothing is no comparison"
     agreement = benchmarks("referee").agreement(result["sets"])
