@@ -16,6 +16,9 @@ from selfspec_lab.tuning import tune, write_profile
 
 TUNED = "tuned.json"
 
+PROMPTS_BYTES = 2**30
+"""Most bytes of the prompts' keys and values during a search."""
+
 SEARCH_TOKENS = 32
 """Longest outputs of Draft & Verify's search, which decodes with every set."""
 
@@ -116,6 +119,7 @@ def _search_sets(
 ) -> None:
     """Draft & Verify's offline search for tokens per second; writes the best set as a state file."""
     target = plain.target
-    engine = Engine(target.model, plain.tokenizer, make_method(row.method, target, row.settings))
+    method = make_method(row.method, target, row.settings)
+    engine = Engine(target.model, plain.tokenizer, method, prefix_cache=PROMPTS_BYTES)  # it reads each prompt once
     trials = list(tune(engine, prompts, iterations=iterations, max_new_tokens=max_new_tokens))
     write_profile(engine, max(trials, key=lambda trial: trial.tokens_per_second), len(trials), path)
