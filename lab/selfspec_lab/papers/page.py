@@ -63,7 +63,7 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
         index = column["index"] if column["index"] is not None else 0
         for label, found in read_figures(run, table, model, index, task).items():
             figures[label] += found
-    checks = judge_table(table, figures, _unable(table, description, runs))
+    checks = judge_table(table, figures, _unable(table, description, runs, measured))
     parts = [
         f"## {table.paper}, {table.place}: {measured}",
         _about(table, model, description, runs),
@@ -92,16 +92,24 @@ def render_page(folders: Iterable[Path]) -> str:
     return "\n\n".join([*head, *(text.rstrip() for text in texts)]) + "\n"
 
 
-def _unable(table: Table, description: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, str]:
+TRAINED = ("exit", "layerskip")
+"""Parts of the names of checkpoints that were trained for early exits: ours, and those of LayerSkip's authors."""
+
+
+def _unable(table: Table, description: Mapping[str, Any], runs: Sequence[Run], model: str) -> dict[str, str]:
     """Why the outputs of a method cannot show what it does, by its name in the table."""
     exit_choice = description["exit"]
     if table.needs is not None and exit_choice is not None and not exit_choice["pays"]:
         return dict.fromkeys(table.methods, "no exit layer drafts better than plain decoding on this model")
+    reasons = {}
+    if table.needs is None and not any(part in model.lower() for part in TRAINED):
+        reasons["layerskip"] = "this model was not trained for early exits, as the paper's was"
     longest = max(int(run.fields["options"]["max_new_tokens"]) for run in runs)
-    if longest > PAPERS["swift-v2"].values()["context_window"]:
-        return {}
-    early = f"outputs end at {longest} tokens, before SWIFT's search begins"
-    return {label: early for label, row in table.methods.items() if "swift" in row.method}
+    if longest <= PAPERS["swift-v2"].values()["context_window"]:
+        reasons["swift"] = f"outputs end at {longest} tokens, before SWIFT's search begins"
+    return {
+        label: reason for label, row in table.methods.items() for name, reason in reasons.items() if name in row.method
+    }
 
 
 def _about(table: Table, model: Reported, description: Mapping[str, Any], runs: Sequence[Run]) -> str:
