@@ -92,6 +92,14 @@ def save_sentencepiece(path: Path, added: tuple[Token, ...] = (), architecture: 
     return path
 
 
+def save_tokens(path: Path, architecture: str, tokens: list[Token], **more: Any) -> Path:
+    """A SentencePiece vocabulary of these tokens alone."""
+    writer = _write(path, architecture, tokens, {"token_scores": [0.0] * len(tokens), **more})
+    writer.add_tokenizer_model("llama")
+    _close(writer)
+    return path
+
+
 def save_gemma4(path: Path, added: tuple[Token, ...] = (), **more: Any) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A vocabulary of Gemma 4; returns its tokens, but for the added ones, and its merges."""
     tokens, merges = _trained(byte_level=False)

@@ -20,10 +20,12 @@ from helpers.gguf_vocabularies import (
     CORPUS,
     NORMAL,
     SPACE,
+    UNKNOWN,
     USER_DEFINED,
     save_byte_level,
     save_gemma4,
     save_sentencepiece,
+    save_tokens,
 )
 from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading.gguf_ends import read_special_tokens
@@ -183,6 +185,9 @@ SPLITS = {
     "tekken": ("HTTPServer getName 12 /\n", ["HTTPServer", " get", "Name", " ", "1", "2", " /\n"]),
     "gpt-4o": ("getName'S 1234/\n", ["get", "Name'S", " ", "123", "4", "/\n"]),
     "deepseek-coder": ("\na 12,你好x", ["\n", "a", " ", "1", "2", ",", "你好", "x"]),
+    "joyai-llm": ("it's 1234,\n你好x", ["it", "'s", " ", "123", "4", ",\n", "你好", "x"]),
+    "granite-docling": ("I'm 1234!\n\n  x", ["I", "'m", " 1234", "!", "\n\n ", " x"]),
+    "minicpm5": ("IT'S  12345 (x)\n b", ["IT", "'S", "  ", "123", "45", " (", "x", ")\n", " b"]),
     "deepseek-v3": ("it's 1234,\n你好x (ab)\n", ["it", "'s", " ", "123", "4", ",\n", "你好", "x", " (", "ab", ")\n"]),
     "falcon": ("I'm a=b 12345?!", ["I", "'", "m", " a", "=", "b", " ", "123", "45", "?!"]),
     "bloom": ("the end, (12|x)\n y", ["the", " end", ", (", "12", "|", "x", ")\n", " y"]),
@@ -214,7 +219,9 @@ def test_digits_are_tokens_of_their_own_where_the_model_has_it_so(tmp_path: Path
     assert together.convert_ids_to_tokens(together.encode("123")) == ["123"]
 
 
-@pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", ["xqz"]), ("tekken", ["xqz"]), ("dbrx", ["x", "q", "z"])])
+@pytest.mark.parametrize(
+    ("pre", "expected"), [("llama-bpe", ["xqz"]), ("tekken", ["xqz"]), ("minicpm5", ["xqz"]), ("dbrx", ["x", "q", "z"])]
+)
 def test_a_word_that_no_merges_lead_to_is_a_token_in_some_vocabularies(
     pre: str, expected: list[str], tmp_path: Path
 ) -> None:
@@ -223,7 +230,8 @@ def test_a_word_that_no_merges_lead_to_is_a_token_in_some_vocabularies(
 
 
 @pytest.mark.parametrize(
-    ("pre", "adds"), [("llama-bpe", True), ("tekken", True), ("smaug-bpe", False), ("qwen2", False)]
+    ("pre", "adds"),
+    [("llama-bpe", True), ("tekken", True), ("smaug-bpe", False), ("minicpm5", False), ("qwen2", False)],
 )
 def test_the_first_token_where_the_file_leaves_it_open(pre: str, adds: bool, tmp_path: Path) -> None:
     assert (read(save_byte_level(tmp_path / "open.gguf", pre)).encode("a")[0] == 0) is adds
@@ -316,6 +324,37 @@ def test_every_token_that_ends_an_answer_is_named(tmp_path: Path) -> None:
         assert ends(file) == {0, first + 1, first + 2}
     with GgufFile.open(save_byte_level(tmp_path / "text.gguf", "qwen2", (("<|im_end|>", NORMAL),))) as file:
         assert ends(file) == {0}
+
+
+HARMONY = ("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>")
+
+
+@pytest.mark.parametrize("pair", HARMONY, ids=["gpt-oss", "solar"])
+def test_what_closes_a_message_ends_no_turn_of_several(pair: tuple[str, str], tmp_path: Path) -> None:
+    first = len(GgufFile.open(save_byte_level(tmp_path / "m.gguf")).metadata["tokenizer.ggml.tokens"])
+    added = tuple((token, CONTROL) for token in ("<|end|>", *pair))
+    more = {"eos_token_id": first + 1, "eot_token_id": first}
+    with GgufFile.open(save_byte_level(tmp_path / "both.gguf", "gpt-4o", added, **more)) as file:
+        assert ends(file) == {0, first + 1, first + 2}
+    texts = (*added[:2], (pair[1], NORMAL))
+    with GgufFile.open(save_byte_level(tmp_path / "one.gguf", "gpt-4o", texts, **more)) as file:
+        assert ends(file) == {0, first, first + 1}
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
+def test_a_tag_of_gemma_ends_no_text_but_its_end_does(architecture: str, tmp_path: Path) -> None:
+    """Files of chat models name the end of a turn alone."""
+    tokens = [("<pad>", CONTROL), ("<eos>", CONTROL), ("<bos>", CONTROL), ("<end_of_turn>", CONTROL)]
+    tokens += [("</s>", USER_DEFINED), ("a", NORMAL)]
+    path = save_tokens(tmp_path / "m.gguf", architecture, tokens, eos_token_id=3, bos_token_id=2, pad_token_id=0)
+    with GgufFile.open(path) as file:
+        assert ends(file) == {1, 3}
+
+
+def test_a_control_token_of_the_same_name_ends_a_text(tmp_path: Path) -> None:
+    tokens = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL), ("<|im_end|>", CONTROL)]
+    with GgufFile.open(save_tokens(tmp_path / "m.gguf", "llama", tokens, eos_token_id=3)) as file:
+        assert ends(file) == {2, 3}
 
 
 def tokenizer_keys(**replaced: bytes | None) -> list[bytes]:

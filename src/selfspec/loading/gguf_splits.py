@@ -68,6 +68,7 @@ _GPT_NEOX = replace(_GPT2, composes=True)
 _CL100K = Splitting((_words(_THREE_DIGITS),))
 _LLAMA3 = replace(_CL100K, ignore_merges=True)
 _LLAMA3_BOS = replace(_LLAMA3, adds_bos=True)
+_MINICPM5 = Splitting((_THREE_DIGITS, _words(r"\p{N}+")), ignore_merges=True)
 _ONE_DIGIT = Splitting((_words(_DIGIT),))
 _QWEN2 = replace(_ONE_DIGIT, composes=True)
 _QWEN35 = Splitting((_words(_DIGIT, r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"),), composes=True)
@@ -121,7 +122,7 @@ _SEED_CODER = Splitting(
 )
 
 _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
-    (_GPT2, ("gpt-2", "phi-2", "jais", "mellum", "gigachat", "trillion", "a.x-4.0", "exaone4")),
+    (_GPT2, ("gpt-2", "phi-2", "jais", "mellum", "gigachat", "trillion", "a.x-4.0", "exaone4", "granite-docling")),
     (_GPT2_DIGITS, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")),
     (_GPT_NEOX, ("olmo", "mpt")),
     (_FALCON, ("falcon",)),
@@ -129,6 +130,7 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_CL100K, ("dbrx", "chatglm-bpe")),
     (_LLAMA3, ("smaug-bpe", "glm4", "glm5")),
     (_LLAMA3_BOS, ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")),
+    (_MINICPM5, ("minicpm5",)),
     (
         _ONE_DIGIT,
         (
@@ -155,14 +157,14 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_YOUTU, ("youtu",)),
     (_DEEPSEEK_CODER, ("deepseek-coder",)),
     (_DEEPSEEK_LLM, ("deepseek-llm",)),
-    (_DEEPSEEK3, ("deepseek-v3", "hunyuan-dense")),
+    (_DEEPSEEK3, ("deepseek-v3", "hunyuan-dense", "joyai-llm")),
     (_SEED_CODER, ("seed-coder",)),
 )
 _SPLITTINGS = {name: splitting for splitting, names in _NAMES for name in names}
 
 _SAMPLE = (
     "It's 12345 tokens,\tfooBar HTMLPage x_1 /usr/bin... we'll  see:\n\n  "
-    "cafe\u0301 \u0915\u093f \u4f60\u597d\u4e16\u754c!? a\r\n\u0130\u01c5 -- 7\n    x"
+    "cafe\u0301 \u0915\u093f \u4f60\u597d\u4e16\u754c!? a\r\n\u0130\u01c5 -- 7\n    x  8"
 )
 """A text that no two rules of the table split alike."""
 
