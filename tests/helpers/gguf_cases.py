@@ -133,7 +133,7 @@ _PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"] * 2}
 _FALCON = {"head_dim": 16, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
 _NEMOTRON = {
-    **{"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
+    **{"head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},  # which its layers do not read
 }
 _GRANITE = {

@@ -122,8 +122,7 @@ def _mamba2_settings(config: Any) -> dict[str, Any]:
         "feed_forward_length": [width if kind in ("mlp", "moe") else 0 for kind in kinds],
         "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
         "attention.layer_norm_epsilon": config.layer_norm_epsilon,
-        "rope.dimension_count": None,
-        "rope.freq_base": None,
+        "rope.dimension_count": config.hidden_size // config.num_attention_heads,  # though there is no rope
         "rope.scaling.finetuned": False,
         **({} if mixture else dict.fromkeys((*_MIXTURE, "expert_shared_feed_forward_length"))),
         **({"expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size} if mixture else {}),

@@ -97,6 +97,8 @@ def further_settings(config: Any) -> dict[str, Any]:
             "expert_weights_norm": True,
             "expert_weights_scale": config.route_scale,
             "expert_gating_func": 2,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
             "attention.sliding_window": config.sliding_window,
         }
     if family == "laguna":

@@ -130,6 +130,36 @@ def test_mistral3_without_scaled_queries_is_mistral(monkeypatch: pytest.MonkeyPa
     assert_same_model(open_case("mistral", tmp_path), "mistral")
 
 
+WITH_PICTURES = [
+    ("qwen2", "qwen2", MODEL_ARCH.QWEN2VL, {}),
+    ("qwen3", "qwen3", MODEL_ARCH.QWEN3VL, {"n_deepstack_layers": 3}),
+    ("qwen3-moe", "qwen3_moe", MODEL_ARCH.QWEN3VLMOE, {"n_deepstack_layers": 3}),
+]
+
+
+@pytest.mark.parametrize(("case", "family", "architecture", "settings"), WITH_PICTURES)
+def test_models_with_pictures_are_their_models_of_text(
+    case: str,
+    family: str,
+    architecture: MODEL_ARCH,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Positions of text are the same in all sections of the rope, interleaved or not.
+
+    llama.cpp computes the same where every frequency is in a section; it does not turn the others.
+    """
+    monkeypatch.setitem(ARCHITECTURES, family, architecture)
+    config: Any = built(case).config
+    half = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads) // 2
+    sections = {"rope.dimension_sections": [(half + 2) // 3, (half + 1) // 3, half // 3, 0]}
+    file = open_case(case, tmp_path, settings=settings | sections)
+    assert_same_model(file, case)
+    ids = prompt(40)
+    assert (by_llama_cpp(tmp_path / "model.gguf", ids) - logits(built(case), ids)).abs().max() < 2e-4
+
+
 FUSED = ("llama-tied-biases", "qwen2", "qwen3", "granite", "gemma4_text-experts")
 
 

@@ -227,7 +227,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[SelfSpecError], str]] = [
         "laguna",
         {"settings": {"rope.scaling.yarn_attn_factor": 1.0}},
         UnsupportedModelError,
-        "which llama.cpp takes to be 1.13863",
+        "yarn_attn_factor = 1, .* by its other settings it is 1.13863",
     ),
     (
         "mimo_v2_flash",

@@ -99,6 +99,56 @@ def test_the_rope_of_other_numbers_has_the_same_frequencies(
     assert torch.allclose(found.model.rotary_emb.inv_freq, expected.model.rotary_emb.inv_freq, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("name", ["attn_factor", "yarn_attn_factor"])
+def test_what_yarn_multiplies_by_may_be_said(name: str, tmp_path: Path) -> None:
+    """By either name, where it is what follows from the factor."""
+    usual = 0.1 * math.log(4) + 1
+    file = open_case("llama-yarn-rope", tmp_path, settings={f"rope.scaling.{name}": usual})
+    assert_same_model(file, "llama-yarn-rope")
+
+
+@pytest.mark.parametrize("name", ["attn_factor", "yarn_attn_factor"])
+def test_olmo_3_says_it(name: str, tmp_path: Path) -> None:
+    rope = {"type": "yarn", "factor": 8.0, "original_context_length": 128, name: 1.2079441541679836}
+    file = open_case("olmo3", tmp_path, settings={f"rope.scaling.{key}": value for key, value in rope.items()})
+    config: Any = read_config(file.metadata, file.tensors)
+    assert config.rope_parameters["sliding_attention"]["rope_type"] == "default"
+    found = config.rope_parameters["full_attention"]
+    assert (found["rope_type"], found["factor"], found["original_max_position_embeddings"]) == ("yarn", 8.0, 128)
+    assert found.get("attention_factor") is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "entries", "family"),
+    [(47, 154880, "deepseek_v3"), (46, 154880, "deepseek_v2"), (47, 154881, "deepseek_v2")],
+)
+def test_glm_4_7_flash_has_sigmoids_though_its_files_do_not_say_so(blocks: int, entries: int, family: str) -> None:
+    metadata = header(
+        "deepseek2",
+        block_count=blocks,
+        context_length=1024,
+        embedding_length=64,
+        feed_forward_length=96,
+        vocab_size=entries,
+        attention__head_count=4,
+        attention__head_count_kv=1,
+        attention__layer_norm_rms_epsilon=1e-6,
+        attention__kv_lora_rank=64,
+        attention__key_length=96,
+        attention__value_length=64,
+        attention__key_length_mla=48,
+        attention__value_length_mla=16,
+        rope__dimension_count=32,
+        expert_count=4,
+        expert_used_count=2,
+        expert_shared_count=1,
+        expert_feed_forward_length=32,
+        leading_dense_block_count=1,
+        **({"expert_weights_norm": True} if family == "deepseek_v3" else {}),
+    )
+    assert read_config(metadata, shapes(blocks, (entries, 64))).model_type == family
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "heads", "width", "head_dim", "scalar"),
     [

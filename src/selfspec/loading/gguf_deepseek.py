@@ -7,6 +7,9 @@ from selfspec.loading.gguf_settings import Settings, refused
 _SOFTMAX, _SIGMOID = 1, 2
 """Values of ``expert_gating_func``; files of DeepSeek-V2 may have none."""
 
+_GLM_FLASH_BLOCKS, _GLM_FLASH_ENTRIES = (47, 48), 154_880
+"""The shape of GLM-4.7-Flash, without and with its head: files of it may not say that it has sigmoids."""
+
 _YARN_UNIT = 0.1
 """What llama.cpp's converter multiplies the scale of attention by."""
 
@@ -20,7 +23,12 @@ def has_sigmoids(settings: Settings) -> bool:
     kind = settings.integer("expert_gating_func", 0)
     if kind not in (0, _SOFTMAX, _SIGMOID):
         raise refused(f"this GGUF file scores experts in a way that is not known ({kind})")
-    return kind == _SIGMOID
+    return kind == _SIGMOID or (kind == 0 and _is_glm_flash(settings))
+
+
+def _is_glm_flash(settings: Settings) -> bool:
+    blocks, entries = settings.integer("block_count", 0), settings.integer("vocab_size", 0)
+    return settings.architecture == "deepseek2" and blocks in _GLM_FLASH_BLOCKS and entries == _GLM_FLASH_ENTRIES
 
 
 def read_mixture(settings: Settings) -> dict[str, Any]:

@@ -137,6 +137,11 @@ def multipliers(header: Header) -> dict[str, Any]:
     }
 
 
+def pass_over_sections(header: Header) -> None:
+    """Reads the sections of a rope for pictures: the positions of text are the same in all of them."""
+    header.settings.get("rope.dimension_sections")
+
+
 def windows(header: Header, *, default: int | None, period: int, first: bool = False) -> dict[str, Any]:
     """Every ``period``-th layer attends to everything, the others through a window, if the file says nothing else.
 

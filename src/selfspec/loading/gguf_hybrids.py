@@ -15,6 +15,7 @@ from selfspec.loading.gguf_family import (
     biases_and_mlp,
     experts,
     multipliers,
+    pass_over_sections,
     qwen2_moe,
     require_sigmoids,
 )
@@ -125,8 +126,7 @@ def _qwen3_next(header: Header) -> dict[str, Any]:
 
 
 def _qwen35(header: Header) -> dict[str, Any]:
-    # Positions of text are the same in all sections of the rope.
-    header.settings.get("rope.dimension_sections")
+    pass_over_sections(header)
     return _read_delta_nets(header.settings, header.layers)
 
 
@@ -168,7 +168,8 @@ def _falcon_h1(header: Header) -> dict[str, Any]:
 
 def _nemotron_h(header: Header) -> dict[str, Any]:
     settings, (_, sizes) = header.settings, _read_mamba2(header.settings, _NEMOTRON_SIZES)
-    settings.get("attention.layer_norm_epsilon")  # the same as that of root mean squares
+    for name in ("attention.layer_norm_epsilon", "rope.dimension_count", "rope.freq_base"):
+        settings.get(name)  # the same as that of root mean squares, and a rope that the family does not have
     groups, widths = (settings.by_layer(name) for name in ("attention.head_count_kv", "feed_forward_length"))
     if not len(groups) == len(widths) == header.layers:
         raise damaged(f"this GGUF file has kinds of {len(groups)} and {len(widths)} layers of {header.layers}")
@@ -370,6 +371,7 @@ HYBRIDS = {
             norm="layer_norm_epsilon",
             modules=_NEMOTRON_H,
             whole=frozenset({"experts"}),
+            rotates=False,
             varies=True,
         ),
     ),

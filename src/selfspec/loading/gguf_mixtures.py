@@ -1,6 +1,5 @@
 """What GGUF files say of further mixtures of experts, which run by transformers' own modules."""
 
-import math
 from typing import Any
 
 from selfspec.loading.gguf_deepseek import has_sigmoids, read_groups, read_mixture
@@ -130,15 +129,6 @@ def _laguna(header: Header) -> dict[str, Any]:
     }
 
 
-def _usual_yarn(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
-    """A rope whose cosine and sine YaRN multiplies by what follows from its factor, as llama.cpp always does."""
-    name = "rope.scaling.yarn_attn_factor"
-    usual = 0.1 * math.log(rope["factor"]) + 1 if rope["rope_type"] == "yarn" else 1.0
-    if not math.isclose(given := settings.number(name, usual), usual, rel_tol=1e-5):
-        raise refused(f"this GGUF file has {settings.key(name)} = {given:g}, which llama.cpp takes to be {usual:g}")
-    return rope
-
-
 MIXTURES = {
     "bailingmoe2": GgufFamily("sarvam_moe", _bailing2, partial_rope=True),
     "cohere2moe": GgufFamily("cohere2_moe", _cohere2_moe, norm="layer_norm_eps", rms=False),
@@ -158,7 +148,6 @@ MIXTURES = {
         modules={"self_attn.g_proj": "attn_gate"},
         partial_rope=True,
         rope_by_layer_type=True,
-        change_rope=_usual_yarn,
         own_heads=True,
     ),
 }

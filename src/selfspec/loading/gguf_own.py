@@ -11,6 +11,7 @@ from selfspec.loading.gguf_family import (
     biases_and_mlp,
     experts,
     multipliers,
+    pass_over_sections,
     qwen2_moe,
     require_sigmoids,
     windows,
@@ -43,6 +44,20 @@ def _qwen3_moe(header: Header) -> dict[str, Any]:
         "moe_intermediate_size": header.settings.integer("expert_feed_forward_length"),
         "norm_topk_prob": True,  # llama.cpp does it always
     }
+
+
+def _qwen2_vl(header: Header) -> dict[str, Any]:
+    pass_over_sections(header)
+    return {}
+
+
+def _qwen3_vl(header: Header) -> dict[str, Any]:
+    header.settings.get("n_deepstack_layers")  # layers that pictures are added after
+    return {**_qwen2_vl(header), **biases(header)}
+
+
+def _qwen3_vl_moe(header: Header) -> dict[str, Any]:
+    return {**_qwen3_vl(header), **_qwen3_moe(header)}
 
 
 def _smollm3(header: Header) -> dict[str, Any]:
@@ -257,6 +272,9 @@ FAMILIES = {
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3", biases),
     "qwen3moe": GgufFamily("qwen3_moe", _qwen3_moe),
+    "qwen2vl": GgufFamily("qwen2", _qwen2_vl),  # these three: the models of text alone
+    "qwen3vl": GgufFamily("qwen3", _qwen3_vl),
+    "qwen3vlmoe": GgufFamily("qwen3_moe", _qwen3_vl_moe),
     "qwen2moe": GgufFamily("qwen2_moe", qwen2_moe),
     "olmoe": GgufFamily("olmoe", _olmoe),
     "granitemoe": GgufFamily("granitemoe", _granite_moe, interleaved=True),

@@ -32,6 +32,9 @@ _ENDLESS = 1e29
 _ROUNDING = 1e-6
 """How far factors may be from those of the recovered numbers: float32 rounds them."""
 
+_YARN_ROUNDING = 1e-5
+"""The same of what YaRN multiplies cosine and sine by, which configs give in decimal numbers."""
+
 
 def read_rope(
     settings: Settings, tensors: Mapping[str, GgufTensor], head_dim: int, context: int, *, partial: bool
@@ -89,11 +92,7 @@ def _read_scaling(
             "original_max_position_embeddings": original,
             **_longrope_attention(context / original, original, attention_factor),
         }
-    if attention_factor != 1.0:
-        raise refused(
-            f"this GGUF file scales its rope by {settings.key('rope.scaling.attn_factor')} = {attention_factor:g}, "
-            f"which is not supported"
-        )
+    _check_attention(settings, _scaling_factor(settings) if kind == "yarn" else 1.0)
     if found == {_DIVISORS} and kind == "none":
         divisors = _factors(tensors[_DIVISORS], rotated)
         return _read_proportional(divisors) or _read_llama3(divisors, base, rotated)
@@ -109,6 +108,21 @@ def _read_scaling(
             if (key := f"rope.scaling.yarn_{name}") in settings:
                 scaled[name] = settings.number(key)
     return scaled
+
+
+def _check_attention(settings: Settings, factor: float) -> None:
+    """Refuses another factor of cosine and sine than the one that follows from YaRN's; without YaRN it is 1.
+
+    Files have it under either name, or not at all; under the first one 1 says nothing of it.
+    """
+    usual = 0.1 * math.log(factor) + 1
+    for name, other in (("rope.scaling.attn_factor", 1.0), ("rope.scaling.yarn_attn_factor", usual)):
+        given = settings.number(name, usual)
+        if not any(math.isclose(given, each, rel_tol=_YARN_ROUNDING) for each in (usual, other)):
+            raise refused(
+                f"this GGUF file scales its rope by {settings.key(name)} = {given:g}, which is not supported: by its "
+                f"other settings it is {usual:g}"
+            )
 
 
 def _scaling_type(settings: Settings) -> str:

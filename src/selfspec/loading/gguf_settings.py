@@ -31,6 +31,8 @@ _NEUTRAL: dict[str, frozenset[Any]] = {
     "embedding_scale": frozenset({0, 1}),
     "expert_count": frozenset({0}),
     "expert_gating_func": frozenset({0, 1}),  # not set, softmax
+    "expert_group_count": frozenset({0, 1}),
+    "expert_group_used_count": frozenset({0, 1}),
     "expert_shared_count": frozenset({0}),
     "expert_shared_feed_forward_length": frozenset({0}),
     "expert_used_count": frozenset({0}),
