@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundEr
 
 from fixtures.make_gguf import fixture_path
 from selfspec import errors, load_model
-from selfspec.loading import gguf_hub, load_config, resolve_name
+from selfspec.loading import gguf_hub, load_config, loader, resolve_name
 from selfspec.loading.gguf_hub import HubFile
 
 NAME = "someone/Some-Model-GGUF"
@@ -110,6 +110,28 @@ def test_all_parts_of_a_split_file_are_downloaded(hub: Hub) -> None:
     assert all((hub.folder / name).is_file() for name in parts)
 
 
+@pytest.mark.parametrize(
+    ("files", "file"),
+    [
+        (["mtp-model-Q8_0.gguf", "eagle3-model-Q8_0.gguf", "dflash-model-Q8_0.gguf", "model-Q8_0.gguf"], 3),
+        (["MTP/model-Q8_0.gguf", "model-Q8_0-MTP.gguf", "imatrix-model-Q8_0.gguf", "model-Q8_0.gguf"], 3),
+        (["heads/mtp-model-Q8_0.gguf", "MMPROJ-model-Q8_0.gguf", "Model-MTP-Q8_0.gguf"], 2),
+        (["mtp-model-Q8_0.gguf", "MTP/model-Q8_0.gguf"], 1),
+        (["mmproj-model-Q8_0.gguf", "model-Q8_0-MTP.gguf"], 1),
+    ],
+)
+def test_what_stands_beside_a_model_is_not_it(hub: Hub, files: list[str], file: int) -> None:
+    """Heads that draft, projections of pictures, and statistics of a quantiser."""
+    hub.files = files
+    assert gguf_hub.download(HubFile(NAME, "Q8_0")) == hub.folder / files[file]
+
+
+def test_heads_alone_are_no_model(hub: Hub) -> None:
+    hub.files = ["mtp-model-Q8_0.gguf", "model-Q4_0.gguf"]
+    with pytest.raises(errors.ModelLoadError, match=r"no GGUF file of type 'Q8_0'; its files: model-Q4_0"):
+        gguf_hub.download(HubFile(NAME, "Q8_0"))
+
+
 @pytest.mark.parametrize("kind", ["Q5_K", "Q4", "4_K_M", "README"])
 def test_a_type_that_no_file_has_lists_those_that_there_are(hub: Hub, kind: str) -> None:
     with pytest.raises(errors.ModelLoadError, match=rf"no GGUF file of type '{kind}'; its files: F16/.*Q4_K_M"):
@@ -148,6 +170,37 @@ def test_offline_without_files_the_reason_is_named(hub: Hub) -> None:
 def test_a_repository_that_is_not_there(hub: Hub) -> None:
     with pytest.raises(errors.ModelLoadError, match=r"files of 'someone/else': 404"):
         gguf_hub.download(HubFile("someone/else", "Q4_K_M"))
+
+
+def fail_without_config(*_: Any, **__: Any) -> Any:
+    raise OSError(f"{NAME} does not appear to have a file named config.json")
+
+
+@pytest.fixture
+def no_config(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub of which transformers finds no config."""
+    monkeypatch.setattr(loader.PreTrainedConfig, "get_config_dict", fail_without_config)
+    return hub
+
+
+@pytest.mark.parametrize("load", [load_model, load_config])
+def test_a_repository_of_gguf_files_without_a_type_says_how_to_name_one(load: Any, no_config: Hub) -> None:
+    wanted = rf"^'{NAME}' holds GGUF files; name one by its type, as {NAME}:Q4_K_M \(its files: F16/some-model"
+    with pytest.raises(errors.ModelLoadError, match=wanted):
+        load(NAME)
+
+
+@pytest.mark.parametrize("files", [["config.json"], ["a-Q4_0.gguf", "model.safetensors"], ["a-Q4_0.gguf", "b.bin"]])
+def test_other_repositories_say_what_is_wrong(files: list[str], no_config: Hub) -> None:
+    no_config.files = files
+    with pytest.raises(errors.ModelLoadError, match=rf"^cannot load '{NAME}': .* does not appear to have"):
+        load_model(NAME)
+
+
+def test_offline_there_is_no_hint(no_config: Hub) -> None:
+    no_config.offline = True
+    with pytest.raises(errors.ModelLoadError, match=rf"^cannot load '{NAME}': .* does not appear to have"):
+        load_model(NAME)
 
 
 def test_a_download_that_breaks_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,15 @@ from huggingface_hub import HfApi, snapshot_download
 
 from selfspec.errors import ModelLoadError, first_line
 
-_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<kind>[\w.-]+)")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_NAME = re.compile(rf"(?P<repository>{_REPOSITORY.pattern}):(?P<kind>[\w.-]+)")
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
+_NO_MODEL = re.compile(r"mmproj|(?:^|/)(?:mtp|eagle3|dflash)-")
+"""In names of files that hold no whole model: projections of pictures, heads that draft."""
+_SECOND = re.compile(r"imatrix|(?:^|/)mtp/|-mtp$")
+"""The same of statistics of a quantiser, and of heads; a model may be named so, too, if there is no other file."""
+_OTHER_WEIGHTS = (".safetensors", ".bin")
+_MOST_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -41,15 +48,38 @@ def download(file: HubFile) -> Path:
 
 
 def _choose(file: HubFile, names: list[str]) -> list[str]:
-    """The names of a file and its parts, in order; projections of images are no models."""
+    """The names of a file and its parts, in order."""
     wanted = re.compile(rf"(?:^|[^0-9a-z]){re.escape(file.kind.lower())}(?:$|[^0-9a-z_])")
-    found = sorted(name for name in names if wanted.search(_stem(name)) and "mmproj" not in name)
-    models = {_PART.sub("", _stem(name)) for name in found}
+    found = sorted(name for name in names if wanted.search(_stem(name)) and not _NO_MODEL.search(_stem(name)))
+    found = [name for name in found if not _SECOND.search(_model(name))] or found
+    models = {_model(name) for name in found}
     if len(models) != 1:
-        shown = ", ".join(sorted(name for name in (found or names))[:12]) or "none"
-        kind = "several GGUF files" if found else "no GGUF file"
+        kind, shown = "several GGUF files" if found else "no GGUF file", _show(found or names)
         raise ModelLoadError(f"'{file.repository}' has {kind} of type '{file.kind}'; its files: {shown}")
     return found
+
+
+def find_hint(name: str) -> str | None:
+    """What to name in place of a repository that has GGUF files and no other weights; ``None`` for another one."""
+    if not _REPOSITORY.fullmatch(name) or Path(name).exists():
+        return None
+    try:
+        names = HfApi().list_repo_files(name)
+    except Exception:  # offline, or the hub's own errors: there is nothing to say
+        return None
+    files = [each for each in names if each.lower().endswith(".gguf")]
+    if not files or any(each.endswith(_OTHER_WEIGHTS) for each in names):
+        return None
+    return f"'{name}' holds GGUF files; name one by its type, as {name}:Q4_K_M (its files: {_show(files)})"
+
+
+def _show(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:_MOST_SHOWN]) or "none"
+
+
+def _model(name: str) -> str:
+    """The name of a model's file, without its part."""
+    return _PART.sub("", _stem(name))
 
 
 def _stem(name: str) -> str:

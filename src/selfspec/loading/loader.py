@@ -26,7 +26,7 @@ from selfspec.limits import is_out_of_memory
 from selfspec.loading.catalog import InstallableModel, installed_file, resolve_name
 from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.divided import DeviceMap, Division
-from selfspec.loading.gguf_hub import HubFile, download
+from selfspec.loading.gguf_hub import HubFile, download, find_hint
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
 from selfspec.loading.quantised_model import read_quantised
 from selfspec.model.families import find_family
@@ -185,6 +185,8 @@ def _explain_failure(name: str | Path, part: str = "") -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemoryError(f"out of memory while loading '{name}'; load it in bfloat16") from None
+        if isinstance(name, str) and (hint := find_hint(name)) is not None:
+            raise ModelLoadError(hint) from error
         text = first_line(error)
         reason = next((clear for words, clear in _CLEARER.items() if words in text), text)
         raise ModelLoadError(f"cannot load {part}'{name}': {reason}") from error
