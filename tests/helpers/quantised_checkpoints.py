@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from helpers.checkpoints import make_tokenizer
 
@@ -255,6 +255,11 @@ def config_of(kind: Kind) -> dict[str, Any]:
     return made
 
 
+def fits(kind: Kind, layer: nn.Linear) -> bool:
+    """Whether a layer has whole groups of inputs and whole words of outputs; writers leave others as they are."""
+    return layer.in_features % (kind.group or 1) == 0 and layer.out_features % 8 == 0
+
+
 def random_llama() -> LlamaForCausalLM:
     torch.manual_seed(3)
     return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
@@ -268,7 +273,7 @@ def save_quantised(
     shards: int = 1,
     change: Callable[[Tensors], None] | None = None,
 ) -> Path:
-    """Writes a checkpoint whose linear layers but the head are quantised.
+    """Writes a checkpoint whose linear layers but the head, and those that do not fit, are quantised.
 
     Args:
         folder: where to.
@@ -279,7 +284,8 @@ def save_quantised(
     """
     model = model or random_llama()
     head = model.get_output_embeddings()
-    layers = [name for name, each in model.named_modules() if type(each) is nn.Linear and each is not head]
+    linear = {name: each for name, each in model.named_modules() if type(each) is nn.Linear and each is not head}
+    layers = [name for name, each in linear.items() if fits(kind, each)]
     tensors = {name: each.detach().to(kind.dtype) for name, each in model.named_parameters()}
     write, _ = METHODS[kind.method]
     of_input = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # have an order together
@@ -316,7 +322,7 @@ def dequantised(folder: Path, kind: Kind) -> PreTrainedModel:
     tensors: Tensors = {}
     for file in folder.glob("*.safetensors"):
         tensors |= load_file(file)
-    config = LlamaConfig.from_pretrained(folder)
+    config: Any = AutoConfig.from_pretrained(folder)
     del config.quantization_config
     config.dtype = torch.float32
     make: Any = AutoModelForCausalLM

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -16,9 +16,20 @@ from helpers.commands import run
 from helpers.gguf_cases import built
 from helpers.kernels import needs_kernels
 from helpers.models import SMALLEST_GAP
-from helpers.quantised_checkpoints import SIZES, Kind, Tensors, dequantised, pack_bits, read_gptq, save_quantised
+from helpers.quantised_checkpoints import (
+    SIZES,
+    Kind,
+    Tensors,
+    dequantised,
+    fits,
+    pack_bits,
+    random_llama,
+    read_gptq,
+    save_quantised,
+)
 from selfspec import Engine, load_model
 from selfspec.errors import ModelLoadError, SelfSpecWarning
+from selfspec.loading.quantised_model import read_quantised
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.target import Target
 
@@ -204,6 +215,75 @@ def test_buffers_that_checkpoints_hold(tmp_path: Path) -> None:
     assert model(torch.tensor([PROMPTS[0]])).logits.isfinite().all()
     with pytest.raises(ModelLoadError, match="layer_scalar"):
         load_model(save_quantised(tmp_path / "lacking", kind, model=original))
+
+
+CONVOLUTIONS = ("lfm2", "falcon_h1", "granitemoehybrid-dense", "qwen3_5_text")
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.filterwarnings("error::selfspec.errors.SelfSpecWarning")
+def test_models_with_convolutions_keep_their_numbers(case: str, tmp_path: Path) -> None:
+    kind = Kind("gptq", group=32)
+    model: Any
+    model, _ = load_model(save_quantised(tmp_path, kind, model=copy.deepcopy(built(case))), dtype="float32")
+    wanted, ids = dequantised(tmp_path, kind), torch.tensor([list(range(7, 27))])
+    linear = {path: module for path, module in wanted.named_modules() if type(module) is nn.Linear}
+    layers = {path for path, module in linear.items() if fits(kind, module) and path != "lm_head"}
+    assert {path for path, module in model.named_modules() if isinstance(module, LowBitLinear)} == layers
+    assert (model(ids).logits - wanted(ids).logits).abs().max() < 1e-3
+    settings: dict[str, Any] = {"skip_ratio": 0.3, "confidence_threshold": 0.0}
+    assert written(model, "uniform", **settings) == [by_transformers(model, prompt) for prompt in PROMPTS]
+
+
+def test_heads_that_transformers_passes_over_are_passed_over(tmp_path: Path) -> None:
+    def add_head(tensors: Tensors) -> None:
+        tensors["mtp.norm.weight"] = torch.ones(64, dtype=torch.float16)
+
+    original = copy.deepcopy(built("qwen3_5_text"))
+    load_model(save_quantised(tmp_path, Kind("gptq", group=32), model=original, change=add_head), dtype="float32")
+
+
+@pytest.mark.parametrize("case", ["mamba", "qwen3-moe"])
+def test_other_layouts_than_linear_layers_are_left_to_transformers(case: str, tmp_path: Path) -> None:
+    """Code of Mamba reads weights of a linear layer by itself; experts have names of their own."""
+    folder = save_quantised(tmp_path, Kind("gptq", group=32), model=copy.deepcopy(built(case)))
+    assert read_quantised(str(folder), torch.float32, packed=True) is None
+
+
+def test_tensors_by_other_names_are_left_to_transformers(tmp_path: Path) -> None:
+    """As of the text in a model with pictures."""
+
+    def rename(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+
+    folder = save_quantised(tmp_path, Kind("gptq"), change=rename)
+    assert read_quantised(str(folder), torch.float32, packed=True) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="transformers leaves FP8 as it is where there is a GPU")
+def test_fp8_with_scales_for_blocks_becomes_bfloat16_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    original, written_as = random_llama(), {}
+    save_quantised(tmp_path, Kind("gptq"), model=original)
+    for name, parameter in original.named_parameters():
+        weight = parameter.detach()
+        if not name.endswith("proj.weight"):
+            written_as[name] = weight.bfloat16()
+            continue
+        blocks = weight.unflatten(1, (-1, 128)).unflatten(0, (-1, min(128, len(weight))))
+        scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+        codes = (blocks / scales[:, None, :, None]).view(weight.shape).to(torch.float8_e4m3fn)
+        written_as |= {name: codes, f"{name}_scale_inv": scales}
+    save_file(written_as, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps({**content, "dtype": "bfloat16"}))
+    model, _ = load_model(tmp_path, device="cpu")
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == BFLOAT16
+        wanted = original.get_parameter(name)
+        assert torch.linalg.norm(parameter.float() - wanted) < 0.05 * torch.linalg.norm(wanted), name
 
 
 def test_a_checkpoint_in_several_files(folder: Any, tmp_path: Path) -> None:

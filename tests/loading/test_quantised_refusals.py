@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from helpers.checkpoints import save_checkpoint
 from helpers.quantised_checkpoints import Kind, Tensors, save_quantised
 from selfspec import errors, load_model
+from selfspec.loading import load_config
 
 NAME = "model.layers.1.mlp.down_proj"
 STATE = "weight.quant_state.bitsandbytes__nf4"
@@ -160,6 +162,49 @@ def test_other_layouts_are_left_to_transformers(tmp_path: Path) -> None:
     folder = save_quantised(tmp_path, AWQ)
     edit(folder, lambda config: config.update(version="gemv"))
     assert "gptqmodel" in refusal(folder)
+
+
+def test_a_method_that_nothing_reads_is_refused_by_name(tmp_path: Path) -> None:
+    """transformers would leave the scales out."""
+    save_scaled(tmp_path, quant_method="modelopt", quant_algo="FP8")
+    assert "were quantised by 'modelopt', which is not supported; take the original" in refusal(tmp_path)
+    with pytest.raises(errors.UnsupportedModelError, match="modelopt"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["weight_scale", "weight_scale_2", "weight_scale_inv", "scales", "SCB"])
+def test_scales_beside_weights_are_refused_though_the_config_says_nothing_of_them(kind: str, tmp_path: Path) -> None:
+    save_scaled(tmp_path, kind=kind)
+    message = refusal(tmp_path)
+    assert f"nothing reads model.layers.0.mlp.down_proj.{kind}; take" in message
+
+
+def test_scales_of_what_is_no_part_of_the_model_do_not_matter(tmp_path: Path) -> None:
+    """As of towers for pictures."""
+    save_scaled(tmp_path, layer="visual.blocks.0.mlp.down_proj")
+    model, _ = load_model(tmp_path, dtype="float32")
+    assert model.config.model_type == "llama"
+
+
+def save_scaled(
+    folder: Path, *, layer: str = "model.layers.0.mlp.down_proj", kind: str = "weight_scale", **settings: Any
+) -> None:
+    """A checkpoint of ordinary weights, with one scale and a ``quantization_config`` of these settings, if any."""
+    save_checkpoint(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{layer}.{kind}"] = torch.ones(1)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if settings:
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**content, "quantization_config": settings}))
+
+
+def test_fp8_on_a_cpu_takes_what_bfloat16_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_scaled(tmp_path, quant_method="fp8", weight_block_size=[128, 128])
+    monkeypatch.setattr("selfspec.memory.available_bytes", lambda: 1000)
+    wanted = r"weights in FP8 of .* become bfloat16 on a CPU and take [\d,]+ bytes, but 1,000 are available; take a"
+    with pytest.raises(errors.OutOfMemoryError, match=wanted):
+        load_model(tmp_path, device="cpu")
 
 
 def test_an_index_that_names_no_files(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from selfspec.loading.divided import DeviceMap, Division
 from selfspec.loading.gguf_hub import HubFile, download, find_hint
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
 from selfspec.loading.quantised_model import read_quantised
+from selfspec.loading.quantised_unread import refuse_unknown_method, refuse_unread_scales
+from selfspec.memory import check_memory
 from selfspec.model.families import find_family
 from selfspec.runtimes.packed import ACTIVATIONS, set_activations
 from selfspec.runtimes.precision import Precision
@@ -125,7 +127,7 @@ def _load(
             model, tokenizer = read_gguf(file, dtype, packed=packed and has_kernels, expected=expected)
             return _finish(model, precision, chosen_device), tokenizer
         source = str(source)
-        _check_family(source)
+        config = _check_family(source)
         if precision is not None:
             _check_quantisable(source, dtype, precision)
     with _explain_failure(name, "the tokenizer of "):
@@ -135,7 +137,10 @@ def _load(
         quantised = read_quantised(source, dtype, packed=packed) if own else None
         if quantised is not None:
             return _finish(quantised, precision, chosen_device), tokenizer
+        if chosen_device.type == "cpu" and not division:
+            _check_fp8_memory(config, source)
         model, report = division.load(source, dtype)
+        refuse_unread_scales(model, config, report.get("unexpected_keys") or (), source)
         _check_weights(report)
         return (model if division else _finish(model, precision, chosen_device)), tokenizer
 
@@ -152,8 +157,7 @@ def load_config(name: str | Path) -> PreTrainedConfig:
         source = resolve_name(name)
         if (file := _gguf_file(source)) is not None:
             return read_gguf_config(file)
-        _check_family(str(source))
-        return _read_config(str(source))
+        return _check_family(str(source))
 
 
 def find_gguf_file(name: str | Path) -> Path | None:
@@ -192,8 +196,12 @@ def _explain_failure(name: str | Path, part: str = "") -> Iterator[None]:
         raise ModelLoadError(f"cannot load {part}'{name}': {reason}") from error
 
 
-def _check_family(source: str) -> None:
-    """Refuses a family that is not supported, also if transformers does not know it, and an adapter."""
+def _check_family(source: str) -> PreTrainedConfig:
+    """Refuses a family that is not supported, also if transformers does not know it, and an adapter.
+
+    Returns:
+        The config of the checkpoint.
+    """
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file() and not adapter.with_name("config.json").exists():
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -202,9 +210,12 @@ def _check_family(source: str) -> None:
             f"--adapter {source}, or adapters= of Engine"
         )
     content, _ = PreTrainedConfig.get_config_dict(source)
+    refuse_unknown_method(content, source)
     known = content.get("model_type") in (None, *transformers.CONFIG_MAPPING)
     config: Any = _read_config(source) if known else SimpleNamespace(**content)
     find_family(config)
+    checked: PreTrainedConfig = config
+    return checked
 
 
 def _read_config(source: str) -> PreTrainedConfig:
@@ -225,6 +236,15 @@ def _without_weights(config: PreTrainedConfig, **options: Any) -> Any:
     make: Any = transformers.AutoModelForCausalLM.from_config
     with torch.device("meta"):
         return make(config, **options)
+
+
+def _check_fp8_memory(config: PreTrainedConfig, source: str) -> None:
+    """Refuses weights in FP8 that do not fit into memory as bfloat16, which transformers makes of them on a CPU."""
+    settings = getattr(config, "quantization_config", None)
+    if isinstance(settings, Mapping) and settings.get("quant_method") == "fp8":
+        needed = 2 * count_parameters(config)
+        what = f"the weights in FP8 of '{source}' become bfloat16 on a CPU and take {needed:,} bytes"
+        check_memory(needed, what, "take a GGUF file of the model, which keeps its few bits")
 
 
 def _check_weights(report: Mapping[str, Any]) -> None:

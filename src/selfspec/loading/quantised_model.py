@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, SelfSpecWarning, first_line, naming
+from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.quantised_bitsandbytes import find_bitsandbytes
 from selfspec.loading.quantised_compressed import find_compressed_layout
 from selfspec.loading.quantised_gptq import find_awq, find_gptq
@@ -36,7 +37,7 @@ _NO_GRID = (
     "the kernels take integers with a scale for 32 inputs or a multiple; a GGUF file of the model keeps its few bits"
 )
 
-_NEEDLESS = re.compile(r".*\.rotary_emb\.inv_freq")
+_NEEDLESS = r"\.rotary_emb\.inv_freq$"
 """Tensors that follow from the config."""
 
 
@@ -74,7 +75,7 @@ def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrained
     assert settings is not None
     del config.quantization_config  # the model is none of that package's
     model = build_on_meta(config)
-    if settings.get("quant_method") != _MXFP4 and any(parameter.dim() > 2 for parameter in model.parameters()):
+    if settings.get("quant_method") != _MXFP4 and not _is_read(model, files):
         return None
     chosen = dtype if isinstance(dtype, torch.dtype) else _auto_dtype(config, packed=packed)
     filling = _Filling(model, files, layout, chosen, packed=packed)
@@ -85,6 +86,23 @@ def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrained
     config.dtype = chosen
     _set_generation_config(model, source)
     return model
+
+
+def _is_read(model: "PreTrainedModel", files: SafetensorsFiles) -> bool:
+    """Whether all parameters but those of linear layers are in the files as the model has them.
+
+    Experts are not, nor is what has other names in the files. Models with convolutions are read where it is known that
+    their code calls all linear layers, and reads the weights of none by itself.
+    """
+    embedding, modules = model.get_input_embeddings(), dict(model.named_modules())
+    if not any(f"{path}.weight" in files.names for path, module in modules.items() if module is embedding):
+        return False
+    shapes = ((path, each.dim()) for path, module in modules.items() for each in module.parameters(recurse=False))
+    deep = [path for path, dimensions in shapes if dimensions > 2]
+    if not all(isinstance(modules[path], nn.Conv1d) for path in deep):
+        return False
+    family = BY_MODEL_TYPE.get(model.config.model_type)
+    return not deep or (family is not None and family.whole.isdisjoint(path.rpartition(".")[2] for path in modules))
 
 
 def _auto_dtype(config: PreTrainedConfig, *, packed: bool) -> torch.dtype:
@@ -200,8 +218,9 @@ class _Filling:
         """Refuses tensors that nothing reads: they would change what is computed."""
         used = {name for stored in self._stored.values() for name in stored.names}
         used.update(self._model.state_dict())
+        needless = re.compile("|".join([_NEEDLESS, *(self._model._keys_to_ignore_on_load_unexpected or ())]))
         for name in sorted(set(self._files.names) - used):
-            if not (_NEEDLESS.fullmatch(name) or self._is_empty_bias(name)):
+            if not (needless.search(name) or self._is_empty_bias(name)):
                 raise ModelLoadError(
                     f"the tensor {name[:80]} of the checkpoint is no part of this {self._model.config.model_type} "
                     "model; take another checkpoint of it"
