@@ -16,7 +16,7 @@ from selfspec.model.forward import Forward, Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.kernels import DTYPES, find
-from selfspec.runtimes.products import is_plain, signature
+from selfspec.runtimes.products import are_plain, signature
 
 Kernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "ctypes.Array[ctypes.c_void_p]"], torch.Tensor]
 """Of the window of a convolution, the state before its rows, and the addresses of those after the last of them."""
@@ -188,6 +188,6 @@ def compile_recurrent(part: Sublayer, forms: Mapping[str, Form]) -> Sublayer:
         named = [getattr(part.layer, name, None) for name in names]
         if type(named[1]).__name__ != kind or {*map(id, part.modules)} != {*map(id, named)}:
             continue
-        if isinstance(part, LayerPart) and all(is_plain(each) for root in part.modules for each in root.modules()):
+        if isinstance(part, LayerPart) and are_plain(part.modules):
             return make(part, *names) or part
     return part
