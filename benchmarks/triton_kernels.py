@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
-import inspect
 import json
-import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,19 +34,13 @@ NAMED = {"sm_80": ("A100", "RTX 4090"), "sm_90": ("H100",), "sm_100": (), "sm_12
 
 
 def all_forms(target: str = "sm_80") -> list[Any]:
-    """The forms of every kernel for a target, of every file of ``selfspec.gpu`` that lists some."""
-    package = importlib.import_module("selfspec.gpu")
-    names = [f"selfspec.gpu.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-    listing = [module for module in map(importlib.import_module, names) if hasattr(module, "compiled_forms")]
-    forms = [form for module in listing for form in listed(module.compiled_forms, target)]
+    """The forms of every kernel for a target; programs of products have 16 rows on ROCm, as its instructions have."""
+    from selfspec_lab.offline.block_forms import block_forms
+    from selfspec_lab.offline.product_forms import product_forms
+
+    forms = [*block_forms(), *product_forms(16 if TARGETS[target][0] == "hip" else 8)]
     assert len({form.name for form in forms}) == len(forms), "two forms have one name"
     return forms
-
-
-def listed(forms: Any, target: str) -> list[Any]:
-    """What a file lists for a target: on ROCm the programs of products have as many rows as its instructions, 16."""
-    on_rocm = TARGETS[target][0] == "hip" and "rows" in inspect.signature(forms).parameters
-    return list(forms(rows=16) if on_rocm else forms())
 
 
 def examine(form: Any, target: str) -> dict[str, Any]:

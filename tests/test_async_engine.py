@@ -171,7 +171,6 @@ def test_a_request_that_does_not_fit_is_refused_at_once(given: Any, options: Any
         {"max_batch": 0},
         {"max_waiting": -1},
         {"memory_limit": 0},
-        {"prefix_cache_bytes": -1},
         {"max_read_seconds": 0.0},
     ],
 )

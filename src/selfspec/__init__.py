@@ -7,36 +7,23 @@ from selfspec import errors
 from selfspec.errors import SelfSpecError
 
 if TYPE_CHECKING:
-    from selfspec.async_engine import AsyncEngine, RequestStream
-    from selfspec.engine import Engine, Stream
-    from selfspec.hf.generate import custom_generate
-    from selfspec.loading import load_model, quantise
-    from selfspec.methods import METHODS
-    from selfspec.options import EngineOptions
-    from selfspec.prompts import Prompt, Prompts
-    from selfspec.types import Generation, Round, SamplingParams, TextPiece
+    from selfspec.async_engine import AsyncEngine as AsyncEngine
+    from selfspec.async_engine import RequestStream as RequestStream
+    from selfspec.engine import Engine as Engine
+    from selfspec.engine import Stream as Stream
+    from selfspec.hf.generate import custom_generate as custom_generate
+    from selfspec.loading import load_model as load_model
+    from selfspec.loading import quantise as quantise
+    from selfspec.methods import METHODS as METHODS
+    from selfspec.options import EngineOptions as EngineOptions
+    from selfspec.prompts import Prompt as Prompt
+    from selfspec.prompts import Prompts as Prompts
+    from selfspec.types import Generation as Generation
+    from selfspec.types import Round as Round
+    from selfspec.types import SamplingParams as SamplingParams
+    from selfspec.types import TextPiece as TextPiece
 
 __version__ = "0.2.0"
-
-__all__ = [
-    "METHODS",
-    "AsyncEngine",
-    "Engine",
-    "EngineOptions",
-    "Generation",
-    "Prompt",
-    "Prompts",
-    "RequestStream",
-    "Round",
-    "SamplingParams",
-    "SelfSpecError",
-    "Stream",
-    "TextPiece",
-    "custom_generate",
-    "errors",
-    "load_model",
-    "quantise",
-]
 
 _HOMES = {
     "METHODS": "selfspec.methods",
@@ -55,6 +42,8 @@ _HOMES = {
     "load_model": "selfspec.loading",
     "quantise": "selfspec.loading",
 }
+
+__all__ = ["SelfSpecError", "errors", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

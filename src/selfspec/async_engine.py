@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache, PrefixCacheStats
+from selfspec.decoding.prefix_cache import CacheMemory, PrefixCacheStats
 from selfspec.decoding.prompt import Pace
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
@@ -46,9 +46,8 @@ class AsyncEngine:
                 print(piece.text, end="")
 
     Args:
-        engine: the model, its options, and the method of requests that name none.
-        prefix_cache_bytes: most bytes of the prefix cache, which gives way to requests; 0 keeps none. If not given,
-            what the engine's options say: its own prefix cache, or half of the memory limit.
+        engine: the model, its options, and the method of requests that name none. Its prefix cache, or one of half of
+            the memory limit where its options do not say how large it is, gives way to requests.
         **keywords: options that differ from the engine's: ``max_batch``, ``max_waiting``, ``memory_limit`` and
             ``max_read_seconds`` (see ``EngineOptions``).
 
@@ -60,9 +59,7 @@ class AsyncEngine:
         memory_limit: most bytes of keys and values.
     """
 
-    def __init__(
-        self, engine: Engine, *, prefix_cache_bytes: int | None = None, **keywords: "Unpack[QueueKeywords]"
-    ) -> None:
+    def __init__(self, engine: Engine, **keywords: "Unpack[QueueKeywords]") -> None:
         options = changed(engine.options, keywords, "option of AsyncEngine", QueueKeywords.__annotations__)
         if engine.target.ranks.count > 1:
             raise InvalidParameterError(
@@ -71,7 +68,8 @@ class AsyncEngine:
             )
         self.engine = engine
         self.memory_limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
-        prefixes = self._prefix_cache(prefix_cache_bytes)
+        is_sized = engine.options.prefix_cache is not None
+        prefixes = engine.prefix_cache if is_sized else options.prefixes(engine.target, self.memory_limit // 2)
         self._memory = CacheMemory(engine.target, engine.chunks.grain, self.memory_limit, prefixes, engine.kept)
         self._scheduler = Scheduler(
             engine.target,
@@ -269,14 +267,6 @@ class AsyncEngine:
             cache_limit=self.memory_limit,
             prefix_cache=PrefixCacheStats() if prefixes is None else prefixes.stats,
         )
-
-    def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
-        if most_bytes is None and self.engine.options.prefix_cache is not None:
-            return self.engine.prefix_cache
-        most_bytes = self.memory_limit // 2 if most_bytes is None else most_bytes
-        if most_bytes < 0:
-            raise InvalidParameterError(f"prefix_cache_bytes must be at least 0, not {most_bytes}")
-        return PrefixCache(self.engine.target, most_bytes) if most_bytes else None
 
 
 def _default_limit(target: Target) -> int:

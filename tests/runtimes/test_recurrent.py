@@ -16,11 +16,8 @@ from selfspec.model.observed import take_apart
 from selfspec.model.slots import find_layers_of_cache
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.delta_net import compile_delta_net
-from selfspec.runtimes.mamba import compile_mamba
-from selfspec.runtimes.mamba2 import compile_mamba2
-from selfspec.runtimes.recurrent import RecurrentBranch
-from selfspec.runtimes.short_convolution import compile_short_convolution
+from selfspec.runtimes.recurrent import RecurrentBranch, compile_recurrent
+from selfspec.runtimes.runner import RECURRENT
 from selfspec.runtimes.target import Target
 
 pytestmark = needs_kernels
@@ -33,7 +30,7 @@ LENGTH = 9
 
 
 def compiled_form(part: Sublayer) -> Sublayer:
-    return compile_short_convolution(compile_mamba(compile_mamba2(compile_delta_net(part))))
+    return compile_recurrent(part, RECURRENT)
 
 
 def parts_of(model: Any) -> tuple[Decoder, LayerPart, RecurrentBranch]:

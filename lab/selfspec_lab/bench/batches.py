@@ -14,7 +14,6 @@ from selfspec_lab.bench.spread import Measured
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.measuring import Target, in_turn
 from selfspec_lab.prompts import CHAT_PROMPTS, PROMPTS
-from selfspec_lab.widening import load_model
 
 Key = tuple[str, int]
 """A method and a number of prompts."""
@@ -52,15 +51,7 @@ def run_batches(options: BatchesOptions, progress: Callable[[str], None] = lambd
     Raises:
         SelfSpecError: the model cannot be loaded, or a prompt does not fit its context.
     """
-    progress(f"loading {options.model}")
-    model, tokenizer = load_model(
-        options.model,
-        dtype=options.dtype,
-        device=options.device,
-        widen=options.widen,
-        unpack=options.unpack,
-        activations=options.activations,
-    )
+    model, tokenizer = options.load(progress)
     target = Target(model, options.runtime)
     plain = Engine(model, tokenizer, make_method(PLAIN, target), max_batch=max(options.sizes))
     engines, failures = make_engines(plain, options.method_names, options.settings, max_batch=max(options.sizes))

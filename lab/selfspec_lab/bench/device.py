@@ -29,7 +29,6 @@ from selfspec_lab.bench.spread import Measured
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.measuring import StepBytes, Target, copy_bytes_per_second
 from selfspec_lab.prompts import PROMPTS
-from selfspec_lab.widening import load_model
 
 METHODS = "auto,suffix,low-bit"
 """What is measured by default, in the order of interest: time may run out."""
@@ -68,8 +67,7 @@ def run_device(options: DeviceOptions, progress: Callable[[str], None] = lambda 
         SelfSpecError: the model cannot be loaded.
     """
     began = time.perf_counter()
-    progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
-    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, widen=options.widen)
+    model, tokenizer = options.load(progress)
     stamp = make_stamp(model.device, _PACKAGES)
     progress(f"runtimes on {model.device}: up to {BUDGET:.0f} s, at the first use of the model")
     target = Target(model, options.runtime)

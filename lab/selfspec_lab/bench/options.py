@@ -1,8 +1,10 @@
 """Options that the benchmarks share: model, methods and settings, checked before a model is loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
@@ -13,7 +15,7 @@ from selfspec.methods.papers import PaperMethod
 from selfspec.methods.settings import parse_settings, setting_values
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.measuring import RUNTIMES, Target
-from selfspec_lab.widening import check_factor
+from selfspec_lab.widening import check_factor, load_model
 
 PLAIN = "autoregressive"
 EXIT_SHARE = 6 / 16
@@ -88,6 +90,18 @@ class BenchOptions:
     def method_class(self, candidate: str) -> type[Method]:
         """The method of a candidate, or of a variant; raises ``UnknownMethodError`` for an unknown one."""
         return find_method(self.variants.get(candidate, candidate))
+
+    def load(self, progress: Callable[[str], None]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Loads the model and its tokenizer; ``progress`` is called with a line of text first."""
+        progress(f"loading {self.model}" + (f", widened {self.widen} times" if self.widen > 1 else ""))
+        return load_model(
+            self.model,
+            dtype=self.dtype,
+            device=self.device,
+            widen=self.widen,
+            unpack=self.unpack,
+            activations=self.activations,
+        )
 
 
 def _candidate(name: str) -> str:

@@ -23,7 +23,6 @@ from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.bench.verify_rows import verify_rows_seconds
 from selfspec_lab.measuring import ROW_COUNTS, StepBytes, Target, copy_bytes_per_second
 from selfspec_lab.prompts import PROMPTS
-from selfspec_lab.widening import load_model
 
 _TRANSFORMERS = "transformers: "
 
@@ -63,15 +62,7 @@ def run_overhead(options: OverheadOptions, progress: Callable[[str], None] = lam
     Raises:
         SelfSpecError: the model cannot be loaded.
     """
-    progress(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
-    model, tokenizer = load_model(
-        options.model,
-        dtype=options.dtype,
-        device=options.device,
-        widen=options.widen,
-        unpack=options.unpack,
-        activations=options.activations,
-    )
+    model, tokenizer = options.load(progress)
     return measure_overhead(model, tokenizer, options, progress)
 
 

@@ -2,12 +2,19 @@
 
 from selfspec.memory import PeakMemory
 from selfspec.runtimes.costs.parts import LatencyProfile, PartSeconds, latency_profile, measure_latencies, measure_parts
-from selfspec.runtimes.costs.store import keep_profile, profile_path, read_profile
 from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.runtimes.target import RUNTIMES, Target
 from selfspec.timing import in_turn, interleaved_samples, timed, wait_for
 from selfspec_lab.measuring.bandwidth import copy_bytes_per_second
-from selfspec_lab.measuring.profile import ROW_COUNTS, kept_profile, measure_profile, part_bytes
+from selfspec_lab.measuring.profile import (
+    ROW_COUNTS,
+    keep_profile,
+    kept_profile,
+    measure_profile,
+    part_bytes,
+    profile_path,
+    read_profile,
+)
 from selfspec_lab.measuring.step_bytes import StepBytes
 
 __all__ = [

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import selfspec
 from selfspec import Engine
 from selfspec.methods import make_method
 from selfspec.runtimes.costs.parts import PartSeconds, latency_profile, measure_parts
-from selfspec.runtimes.costs.store import keep_profile, read_profile
+from selfspec.runtimes.costs.store import LATENCIES, PROFILES, kept_file
 from selfspec.runtimes.target import Target
 from selfspec_lab.measuring.bandwidth import copy_bytes_per_second
 from selfspec_lab.measuring.step_bytes import StepBytes
@@ -54,6 +55,24 @@ def measure_profile(target: Target, progress: Callable[[str], None] = lambda _: 
         **_with_spread("copy_bytes_per_second", copies),
         "plain": _plain(target, costs, copies),
     }
+
+
+def profile_path(target: Target) -> Path:
+    """The file of a model's profile, whether it exists or not."""
+    return kept_file(target, PROFILES).path
+
+
+def read_profile(target: Target) -> dict[str, Any] | None:
+    """The kept profile of a model, if there is one that can be read; what ``selfspec profile`` prints."""
+    return kept_file(target, PROFILES).read()
+
+
+def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
+    """Writes a model's profile, replacing an older one and kept latencies; its path, or ``None`` if that failed."""
+    path = kept_file(target, PROFILES).write(profile)
+    if path is not None:
+        kept_file(target, LATENCIES).remove()
+    return path
 
 
 def kept_profile(target: Target, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:

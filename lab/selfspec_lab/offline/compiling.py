@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 from selfspec.errors import MissingPackageError
-from selfspec.gpu.forms import KernelForm
+from selfspec_lab.offline.forms import KernelForm
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),

@@ -7,8 +7,8 @@ are taken to be busy, and latencies to be hidden.
 
 from typing import NamedTuple
 
-from selfspec.gpu.forms import KernelForm
 from selfspec_lab.offline.compiling import Binary
+from selfspec_lab.offline.forms import KernelForm
 from selfspec_lab.offline.instructions import count_instructions
 from selfspec_lab.roofline.devices import Device
 

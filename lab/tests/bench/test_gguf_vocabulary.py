@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from helpers.models import build
 from selfspec import load_model
 from selfspec.errors import UnsupportedModelError
-from selfspec.loading import name_splitting
-from selfspec.loading.gguf_splits import _NAMES, Splitting, find_splitting
+from selfspec.loading.gguf_splits import SPLITTINGS, Splitting, find_splitting
+from selfspec_lab.bench.gguf_vocabulary import name_splitting
 from selfspec_lab.bench.gguf_writer import write_gguf
 
 SPECIAL = ("<|begin|>", "<|end|>")
@@ -30,7 +30,7 @@ def byte_level(splitting: Splitting) -> Tokenizer:
     return backend
 
 
-@pytest.mark.parametrize("splitting", [splitting for splitting, _ in _NAMES], ids=[names[0] for _, names in _NAMES])
+@pytest.mark.parametrize("splitting", [each for each, _ in SPLITTINGS], ids=[names[0] for _, names in SPLITTINGS])
 def test_rules_get_a_name_that_means_them(splitting: Splitting) -> None:
     found = find_splitting(name_splitting(byte_level(splitting)))
     assert (found.patterns, found.ignore_merges, found.composes) == (

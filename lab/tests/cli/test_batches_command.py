@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from helpers.checkpoints import save_checkpoint
 from selfspec.cli.app import app
-from selfspec_lab.bench import batches
+from selfspec_lab.bench import options
 
 
 def run(*arguments: str) -> Result:
@@ -30,7 +30,7 @@ def run(*arguments: str) -> Result:
 def test_mistakes_are_found_before_the_model_is_loaded(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from helpers.checkpoints import save_checkpoint
 from selfspec.cli.app import app
 from selfspec.runtimes.candidates import CANDIDATES
-from selfspec_lab.bench import device
+from selfspec_lab.bench import device, options
 
 
 def run(*arguments: str) -> Result:
@@ -38,7 +38,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_mistakes_are_found_before_the_model_is_loaded(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr

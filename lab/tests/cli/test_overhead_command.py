@@ -11,7 +11,7 @@ from helpers.checkpoints import save_checkpoint
 from helpers.models import build
 from selfspec.cli.app import app
 from selfspec.errors import InvalidSettingError
-from selfspec_lab.bench import overhead
+from selfspec_lab.bench import options
 from selfspec_lab.cli.bench_options import parse_method_settings, parse_names
 
 
@@ -45,7 +45,7 @@ def run(*arguments: str) -> Result:
 def test_mistakes_are_found_before_the_model_is_loaded(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overhead, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ")

@@ -55,7 +55,7 @@ def test_mistakes_are_found_before_the_model_is_loaded(
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("loaded a model")
 
-    monkeypatch.setattr("selfspec_lab.bench.run.runner.load_model", load)
+    monkeypatch.setattr("selfspec_lab.bench.options.load_model", load)
     monkeypatch.chdir(tmp_path)
     Path("file.txt").write_text("x")
     out = () if "--out" in arguments else ("--out", "out")

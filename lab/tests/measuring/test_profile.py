@@ -21,7 +21,7 @@ from selfspec.runtimes.costs import store
 from selfspec.runtimes.costs.parts import PartSeconds, measure_latencies, measure_parts
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
-from selfspec_lab.measuring import StepBytes, measure_profile, part_bytes
+from selfspec_lab.measuring import StepBytes, keep_profile, measure_profile, part_bytes, read_profile
 
 
 @pytest.fixture(autouse=True)
@@ -100,8 +100,8 @@ def test_profile_is_complete() -> None:
 def test_a_kept_profile_is_found_again_for_the_same_model_alone(folder: Path) -> None:
     target = Target(build("llama"))
     latencies = measure_latencies(target, contexts=(8, 64))
-    assert store.read_profile(target) is None
-    path = store.keep_profile(target, {"latencies": latencies.to_dict()})
+    assert read_profile(target) is None
+    path = keep_profile(target, {"latencies": latencies.to_dict()})
     assert path is not None
     assert path.is_relative_to(folder / "selfspec")
     assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -119,9 +119,9 @@ def test_latencies_that_a_method_measured_are_remembered(folder: Path) -> None:
     assert path is not None
     assert path.is_relative_to(folder / "selfspec")
     assert store.read_latencies(Target(build("llama"))) == latencies
-    assert store.read_profile(target) is None
+    assert read_profile(target) is None
     assert store.read_latencies(Target(build("llama"), "eager")) is None
-    store.keep_profile(target, {"latencies": others.to_dict()})
+    keep_profile(target, {"latencies": others.to_dict()})
     assert not path.exists()
     assert store.read_latencies(target) == others
     store.keep_latencies(target, latencies)
@@ -146,17 +146,17 @@ def test_latencies_of_copies_are_kept_by_precision(folder: Path) -> None:
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', '{"kept": {}}'])
 def test_damaged_files_count_for_nothing(damage: str) -> None:
     target = Target(build("llama"))
-    path = store.keep_profile(target, {"latencies": {}})
+    path = keep_profile(target, {"latencies": {}})
     assert path is not None
     assert store.read_latencies(target) is None  # no latencies in it
     path.write_text(damage)
-    assert store.read_profile(target) is None
+    assert read_profile(target) is None
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert store.keep_profile(Target(build("llama")), {}) is None
+    assert keep_profile(Target(build("llama")), {}) is None
 
 
 def test_the_command_measures_once(tmp_path: Path) -> None:

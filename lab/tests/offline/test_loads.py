@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.gpu import attention
 from selfspec.gpu.head import SPAN, choose
 from selfspec.gpu.launch import multiply_dense
+from selfspec_lab.offline.block_forms import block_forms
 from selfspec_lab.offline.fraction import program_of
 from selfspec_lab.offline.loads import counted_accesses
 from selfspec_lab.roofline import ModelShape, forward_work
@@ -21,7 +22,7 @@ def test_one_row_of_attention_loads_the_keys_and_values_that_it_sees_once() -> N
         attention.attend(queries, keys, values, positions, context, scale=1.0)
     work = next(work for work in forward_work(shape, context=context) if work.name == "attention")
     assert accesses.distinct(keys) + accesses.distinct(values) == work.bytes
-    form = next(each for each in attention.compiled_forms() if each.constexprs.get("GROUP") == 4)
+    form = next(each for each in block_forms() if each.constexprs.get("GROUP") == 4)
     program, sizes = program_of(form), form.constexprs
     assert program is not None
     assert program.bytes * 2 * 2 * 16 / sizes["DIM"] == work.bytes  # two splits, two key heads

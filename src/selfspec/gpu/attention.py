@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from selfspec.gpu.blocks import dot
-from selfspec.gpu.forms import KernelForm
 from selfspec.gpu.launch import MOST_ROWS
 from selfspec.model import transfer
 from selfspec.model.forward import Rows
@@ -230,7 +229,7 @@ def attend(
         STEP=step_of(sizes["WIDTH"], keys.dtype),
         SOFTCAP=softcap or 0.0,
         TREE=tree is not None,
-        num_warps=_warps(width, keys.dtype),
+        num_warps=warps_of(width, keys.dtype),
         num_stages=2,
         enable_fp_fusion=True,
     )
@@ -268,7 +267,7 @@ def step_of(width: int, dtype: torch.dtype) -> int:
     return min(64, max(16, 2**14 // (width * dtype.itemsize)))
 
 
-def _warps(width: int, dtype: torch.dtype) -> int:
+def warps_of(width: int, dtype: torch.dtype) -> int:
     """Warps of a program that attends: as many as spill nothing, more for what no matrix instruction multiplies."""
     return 8 if width > 128 or dtype == torch.float32 else 4
 
@@ -291,62 +290,3 @@ def tree_of(rows: Rows) -> Tree | None:
         rows.memo["tree"] = Tree(prefix, slots.contiguous())
     tree: Tree = rows.memo["tree"]
     return tree
-
-
-def compiled_forms() -> list[KernelForm]:
-    """What the kernels are compiled as for shapes of Llama, Gemma, gpt-oss and Phi."""
-    return [
-        *_forms("one key head a head", 32, 1, 128),
-        *_forms("grouped", 8, 4, 128),
-        *_forms("grouped, float32", 8, 4, 128, dtype=torch.float32),
-        *_forms("groups of 8, 64 entries, window, sinks", 8, 8, 64, window=128, sinks=True),
-        *_forms("256 entries, softcap, window", 8, 2, 256, window=4096, softcap=50.0),
-        *_forms("256 entries, float32", 4, 2, 256, dtype=torch.float32),
-        *_forms("80 entries", 32, 1, 80),
-    ]
-
-
-def _forms(
-    name: str,
-    key_heads: int,
-    group: int,
-    dim: int,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
-) -> list[KernelForm]:
-    """The two kernels for one shape; attention to splits for a chain and for a tree."""
-    own, width = "*fp32" if dtype == torch.float32 else "*bf16", triton.next_power_of_2(dim)
-    sizes = {"DIM": dim, "WIDTH": width, "WINDOW": window}
-    partial = {"mixed": "*fp32", "weights": "*fp32"}
-    split = {
-        **dict.fromkeys(("queries", "keys", "values"), own),
-        **{"positions": "*i64", "prefix": "*i32", "paths": "*i32"},
-        **partial,
-        **dict.fromkeys(("rows", "path_length", "row_stride", "key_stride", "value_stride"), "i32"),
-        "scale": "fp32",
-    }
-    merge = {**partial, "positions": "*i64", "sinks": own, "out": own, "rows": "i32", "splits": "i32"}
-    own_sizes = {**sizes, "KEY_HEADS": key_heads, "GROUP": group, "STEP": step_of(width, dtype), "SOFTCAP": softcap}
-    kinds = ("", False), (", tree", True)
-    aligned = tuple(each for each, kind in split.items() if kind[0] == "*" or each.endswith("stride"))
-    pointers = tuple(each for each, kind in merge.items() if kind[0] == "*")
-    merged = {**sizes, "HEADS": key_heads * group, "SINKS": sinks}
-    return [
-        *(
-            KernelForm(
-                *(
-                    f"attention, {name}{kind}",
-                    attend_split,
-                    split,
-                    {**own_sizes, "TREE": tree},
-                    _warps(width, dtype),
-                    2,
-                ),
-                aligned=aligned,
-            )
-            for kind, tree in kinds
-        ),
-        KernelForm(f"merge, {name}", merge_splits, merge, merged, max(1, width // 128), 2, pointers),
-    ]

@@ -56,7 +56,7 @@ class TileForm:
     scaled: int
     offset: int
     head: int
-    table: bool = False
+    table: bool
 
     @property
     def part(self) -> int:
@@ -90,19 +90,21 @@ class TileForm:
         }
 
 
-_GGUF = {
-    **{name: TileForm("scaled", bits, 32, 32, 1 << (bits - 1), 32) for name, bits in (("Q4_0", 4), ("Q5_0", 5))},
-    **{name: TileForm("shifted", bits, 32, 32, 0, 64) for name, bits in (("Q4_1", 4), ("Q5_1", 5))},
-    "Q8_0": TileForm("scaled", 8, 32, 32, 128, 32),
-    "Q2_K": TileForm("four", 2, 256, 16, 0, 20 * TILE),
-    "Q3_K": TileForm("eight", 3, 256, 16, 4, 18 * TILE),
-    "Q4_K": TileForm("six", 4, 256, 32, 0, 16 * TILE),
-    "Q5_K": TileForm("six", 5, 256, 32, 0, 16 * TILE),
-    "Q6_K": TileForm("eight", 6, 256, 16, 32, 18 * TILE),
-    "IQ4_NL": TileForm("scaled", 4, 32, 32, 128, 32, table=True),
-    "IQ4_XS": TileForm("eight", 4, 256, 32, 128, 10 * TILE, table=True),
-    **{name: TileForm("real", bits, 32, 32, 0, 0) for name, bits in (("F16", 16), ("BF16", 16), ("F32", 32))},
+_GGUF: dict[str, tuple[str, int, int, bool]] = {
+    "Q4_0": ("scaled", 32, 8, False),
+    "Q5_0": ("scaled", 32, 16, False),
+    **dict.fromkeys(("Q4_1", "Q5_1"), ("shifted", 32, 0, False)),
+    "Q8_0": ("scaled", 32, 128, False),
+    "Q2_K": ("four", 16, 0, False),
+    "Q3_K": ("eight", 16, 4, False),
+    **dict.fromkeys(("Q4_K", "Q5_K"), ("six", 32, 0, False)),
+    "Q6_K": ("eight", 16, 32, False),
+    "IQ4_NL": ("scaled", 32, 128, True),
+    "IQ4_XS": ("eight", 32, 128, True),
+    **dict.fromkeys(("F16", "BF16", "F32"), ("real", 32, 0, False)),
 }
+"""The kind, the inputs that share a scale, the code that stands for zero, and whether there is a table, by name."""
+
 WITHOUT_KERNEL = frozenset({"MXFP4"})
 assert _GGUF.keys() == GGUF_FORMATS.keys() - WITHOUT_KERNEL
 
@@ -111,10 +113,10 @@ def tile_form(form: PackedFormat) -> TileForm:
     """How the tiles of a format are read. Raises ``UnsupportedModelError`` where no kernel reads it."""
     if form.name in WITHOUT_KERNEL:
         raise UnsupportedModelError(f"Triton's kernels do not read {form.name}; load the model with unpack")
-    if form.name in _GGUF:
-        return _GGUF[form.name]
-    kind, head = ("grid", 5 * TILE) if form.name else ("symmetric", 2 * TILE)
-    return TileForm(kind, form.bits, form.unit, form.unit, 1 << (form.bits - 1), head)
+    others = "grid" if form.name else "symmetric", form.unit, 1 << (form.bits - 1), False
+    kind, scaled, offset, table = _GGUF.get(form.name, others)
+    head = form.unit_bytes - TILE * form.unit * form.bits // 8
+    return TileForm(kind, form.bits, form.unit, scaled, offset, head, table)
 
 
 REAL_TYPES = {"F16": tl.float16, "BF16": tl.bfloat16, "F32": tl.float32}

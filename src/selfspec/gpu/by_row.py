@@ -10,11 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from selfspec.gpu.forms import KernelForm
 from selfspec.runtimes.activations import GatedActivation
 from selfspec.runtimes.fused import RmsNorm
 
-_SPAN = 1024
+SPAN = 1024
 """Entries of a program that activates."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -114,7 +113,7 @@ class KernelNorm(RmsNorm):
             SIZE=size,
             WIDTH=width,
             ROUNDS=self.rounds and not self.added,
-            num_warps=_warps(width),
+            num_warps=warps_of(width),
         )
         return out
 
@@ -126,7 +125,7 @@ class GatedSilu(GatedActivation):
         """``[rows, 2 * inner]`` to ``[rows, inner]``."""
         entered, size = entered.contiguous(), entered.shape[1] // 2
         out = entered.new_empty(len(entered), size)
-        gate_rows[len(entered), triton.cdiv(size, _SPAN)](entered, out, size, SPAN=_SPAN)
+        gate_rows[len(entered), triton.cdiv(size, SPAN)](entered, out, size, SPAN=SPAN)
         return out
 
 
@@ -153,52 +152,6 @@ def turn_heads(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *,
     )
 
 
-def _warps(width: int) -> int:
+def warps_of(width: int) -> int:
     """Warps of a program that norms: 16 entries of a thread, or fewer where there are not more warps."""
     return min(16, max(1, width // 512))
-
-
-def compiled_forms() -> list[KernelForm]:
-    """What the kernels are compiled as for sizes of Llama and Qwen."""
-    return [*_norms(), *_turns(), _gate()]
-
-
-def _norms() -> list[KernelForm]:
-    pointers = dict.fromkeys(("rows", "weight", "out"), "*bf16")
-    strides = {"row_stride": "i32", "head_stride": "i32"}
-    signature = {**pointers, **strides, "epsilon": "fp32", "added": "fp32"}
-    aligned = (*pointers, *strides)
-    return [
-        KernelForm(
-            f"norm of {size}",
-            norm_rows,
-            signature,
-            {"SIZE": size, "WIDTH": triton.next_power_of_2(size), "ROUNDS": True},
-            num_warps=_warps(triton.next_power_of_2(size)),
-            aligned=aligned,
-        )
-        for size in (128, 576, 4096)
-    ]
-
-
-def _turns() -> list[KernelForm]:
-    pointers = dict.fromkeys(("heads", "cosine", "sine"), "*bf16")
-    strides = {"row_stride": "i32", "turn_stride": "i32"}
-    constants = {"DIM": 128, "HEAD": 128, "WIDTH": 64}
-    return [
-        KernelForm(
-            f"rope of 128{', neighbours' if neighbours else ''}",
-            turn_rows,
-            {**pointers, **strides},
-            {**constants, "NEIGHBOURS": neighbours},
-            num_warps=1,
-            aligned=(*pointers, *strides),
-        )
-        for neighbours in (False, True)
-    ]
-
-
-def _gate() -> KernelForm:
-    pointers = {"entered": "*bf16", "out": "*bf16"}
-    signature = {**pointers, "size": "i32"}
-    return KernelForm("gated SiLU", gate_rows, signature, {"SPAN": _SPAN}, aligned=(*pointers, "size"))

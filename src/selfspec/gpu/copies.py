@@ -1,10 +1,8 @@
 """Low-bit copies of a model's weights that Triton multiplies, in the integers and scales of the kernels of the CPU."""
 
-from selfspec.errors import UnsupportedModelError
 from selfspec.gpu.packing import pack
 from selfspec.gpu.runtime import TritonProduct
 from selfspec.runtimes.formats import PackedFormat
-from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.low_bit import LowBitCopies
 from selfspec.runtimes.products import LowBitProduct, Product
 
@@ -20,8 +18,4 @@ class TritonLowBitCopies(LowBitCopies):
 
     def _check_products(self) -> None:
         """Refuses a model that has a part without a fused block."""
-        fused = [isinstance(block, FusedBlock) for block in self.runner.sublayers]
-        if not all(fused) or not isinstance(self.runner.head, TritonProduct):
-            part = "the LM head" if all(fused) else f"sublayer {fused.index(False)}"
-            name = self.decoder.family.name
-            raise UnsupportedModelError(f"{part} of this {name} model has no fused form, which low-bit weights need")
+        self._check_fused(head=isinstance(self.runner.head, TritonProduct))

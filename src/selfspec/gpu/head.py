@@ -6,13 +6,12 @@ waits for the device once. Each row is computed for itself, in spans of ``SPAN``
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from selfspec.gpu.forms import KernelForm
 from selfspec.model import transfer
 from selfspec.model.forward import Drawing, Forward
 from selfspec.runtimes.logits import Logits
@@ -153,24 +152,3 @@ def choose(logits: torch.Tensor, draws: Draws | None = None) -> Logits:
 def choose_for(logits: torch.Tensor, forward: Forward) -> Logits:
     """What is chosen from the logits ``[rows, vocab]`` of a forward; drawn in the parts that have a drawing."""
     return choose(logits, Draws.send(forward.drawings, logits.device))
-
-
-def compiled_forms() -> list[KernelForm]:
-    """What the kernels are compiled as for logits of bfloat16 and float32."""
-    drawing = {"keys": "*i64", "positions": "*i64", "temperatures": "*fp32"}
-    spans = {"numbers": "*fp32", "tokens": "*i32", "finite": "*i32"}
-    forms = []
-    for dtype, draws in (("bf16", False), ("bf16", True), ("fp32", True)):
-        signature = {"logits": f"*{dtype}", **drawing, **spans, "vocab": "i32", "stride": "i32"}
-        name = f"choice of {dtype}{', drawn' if draws else ''}"
-        forms.append(KernelForm(name, choose_spans, signature, {"DRAWS": draws}, aligned=_pointers(signature)))
-    for vocab in (32000, 128256, 262144):
-        signature = {**spans, "chosen": "*i64", "confidence": "*fp32", "numeric": "*i1", "spans": "i32"}
-        constants = {"SPANS": triton.next_power_of_2(triton.cdiv(vocab, SPAN))}
-        name = f"choice, joined for {vocab} tokens"
-        forms.append(KernelForm(name, join_spans, signature, constants, num_warps=1, aligned=_pointers(signature)))
-    return forms
-
-
-def _pointers(signature: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name, kind in signature.items() if kind[0] == "*")

@@ -19,14 +19,14 @@ from selfspec.runtimes.comparison import has_independent_rows
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import Attend, FusedAttention, FusedBlock, FusedMLP, RowNorm
 from selfspec.runtimes.graphs import Graphs
-from selfspec.runtimes.products import Function, LowBitProduct, Product, can_join, join
+from selfspec.runtimes.products import Function, KernelProduct, LowBitProduct, Product, can_join, join
 from selfspec.runtimes.recorder import find_recorder
 from selfspec.runtimes.runner import Runner
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class TritonProduct(Product):
+class TritonProduct(KernelProduct):
     """Another product, multiplied by Triton's kernels up to ``launch.MOST_ROWS`` rows of a sequence.
 
     A row then is the same, bit for bit, whichever rows run with it.
@@ -36,18 +36,9 @@ class TritonProduct(Product):
     """
 
     def __init__(self, product: Product) -> None:
-        super().__init__(product.shape, product.dtype, product.bias, product.linear)
-        self.product, self._kernels = product, load_kernels()
-        self.limit: int = self._kernels.MOST_ROWS
-
-    @property
-    def bits(self) -> int:
-        """Of a low-bit weight; see ``Product.bits``."""
-        return self.product.bits
-
-    def values(self) -> torch.Tensor:
-        """The weights ``[outputs, inputs]``."""
-        return self.product.values()
+        super().__init__(product)
+        self._kernels = load_kernels()
+        self.limit = self._kernels.MOST_ROWS
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs]``."""

@@ -3,13 +3,14 @@
 from selfspec.loading.catalog import INSTALLABLE, bundled_models, find_installed, resolve_name
 from selfspec.loading.devices import DTYPES, parse_device, parse_dtype
 from selfspec.loading.gguf_own import architecture_of
-from selfspec.loading.gguf_splits import name_splitting
+from selfspec.loading.gguf_splits import SPLITTINGS
 from selfspec.loading.loader import count_parameters, find_gguf_file, load_config, load_model
 from selfspec.runtimes.quantise import parse_weights, quantise, quantise_in_place
 
 __all__ = [
     "DTYPES",
     "INSTALLABLE",
+    "SPLITTINGS",
     "architecture_of",
     "bundled_models",
     "count_parameters",
@@ -17,7 +18,6 @@ __all__ = [
     "find_installed",
     "load_config",
     "load_model",
-    "name_splitting",
     "parse_device",
     "parse_dtype",
     "parse_weights",

@@ -16,6 +16,14 @@ Rows = npt.NDArray[np.int64]
 MOST_EXPERTS = 2**14
 """No model has nearly as many. Tables of a model are as long, so that a damaged file may not choose them freely."""
 
+FEED_FORWARD = {
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
+    "feed_forward.experts.down_proj": "ffn_down_exps",
+}
+"""Names in GGUF of the modules of MLPs and mixtures that transformers calls ``feed_forward``."""
+
 
 @dataclass(frozen=True)
 class Header:

@@ -7,6 +7,7 @@ import numpy as np
 
 from selfspec.loading.gguf_deepseek import read_mixture
 from selfspec.loading.gguf_family import (
+    FEED_FORWARD,
     MOST_EXPERTS,
     GgufFamily,
     Header,
@@ -293,9 +294,8 @@ _MAMBA2 = {
 }
 _OF_MAMBA2 = {f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()}
 _FALCON_SIZES = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-_FEED_FORWARD = {f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
 _FALCON_H1 = {
-    **_FEED_FORWARD,
+    **FEED_FORWARD,
     **_OF_MAMBA2,
     "pre_ff_layernorm": "ffn_norm",
     "model.final_layernorm": "output_norm",
@@ -311,15 +311,12 @@ _MAMBA = {
     "backbone.norm_f": "output_norm",
 }
 _JAMBA = {
-    **_FEED_FORWARD,
+    **FEED_FORWARD,
     **_OF_MAMBA2,
     **{f"mamba.{name}_layernorm": f"ssm_{name}_norm" for name in ("dt", "b", "c")},
     "mamba.x_proj": "ssm_x",
     "mamba.dt_proj": "ssm_dt",
     "pre_ff_layernorm": "ffn_norm",
-    "feed_forward.router": "ffn_gate_inp",
-    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
-    "feed_forward.experts.down_proj": "ffn_down_exps",
     "model.final_layernorm": "output_norm",
 }
 _RECURRENT: dict[str, Any] = {

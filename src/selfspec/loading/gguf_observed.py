@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from selfspec.loading.gguf_family import (
+    FEED_FORWARD,
     GgufFamily,
     Header,
     Rows,
@@ -232,11 +233,8 @@ _PHI = {
     "mlp.fc2": "ffn_down",
 }
 _LLAMA4 = {
-    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    **FEED_FORWARD,
     **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
-    "feed_forward.router": "ffn_gate_inp",
-    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
-    "feed_forward.experts.down_proj": "ffn_down_exps",
 }
 _HUNYUAN = {
     "mlp.gate.wg": "ffn_gate_inp",

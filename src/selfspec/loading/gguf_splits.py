@@ -4,13 +4,11 @@ Merges never cross a word, so that other words give other tokens than the model 
 (``tokenizer.ggml.pre``); the rules that it stands for are those of the models' own tokenizers.
 """
 
-import json
 import logging
 from dataclasses import dataclass, replace
 
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
-from selfspec.errors import UnsupportedModelError
 from selfspec.loading.gguf_header import short
 from selfspec.loading.gguf_settings import refused
 
@@ -121,7 +119,7 @@ _SEED_CODER = Splitting(
     (rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|{_DIGIT}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
 )
 
-_NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
+SPLITTINGS: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_GPT2, ("gpt-2", "phi-2", "jais", "mellum", "gigachat", "trillion", "a.x-4.0", "exaone4", "granite-docling")),
     (_GPT2_DIGITS, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")),
     (_GPT_NEOX, ("olmo", "mpt")),
@@ -160,13 +158,9 @@ _NAMES: tuple[tuple[Splitting, tuple[str, ...]], ...] = (
     (_DEEPSEEK3, ("deepseek-v3", "hunyuan-dense", "joyai-llm")),
     (_SEED_CODER, ("seed-coder",)),
 )
-_SPLITTINGS = {name: splitting for splitting, names in _NAMES for name in names}
+"""The rules that names stand for."""
 
-_SAMPLE = (
-    "It's 12345 tokens,\tfooBar HTMLPage x_1 /usr/bin... we'll  see:\n\n  "
-    "cafe\u0301 \u0915\u093f \u4f60\u597d\u4e16\u754c!? a\r\n\u0130\u01c5 -- 7\n    x  8"
-)
-"""A text that no two rules of the table split alike."""
+_SPLITTINGS = {name: splitting for splitting, names in SPLITTINGS for name in names}
 
 
 def find_splitting(name: str) -> Splitting:
@@ -185,29 +179,3 @@ def find_splitting(name: str) -> Splitting:
             f"the pre-tokenizer '{short(name)}' is not supported: it is not known how its model splits text into words"
         )
     return _SPLITTINGS[name]
-
-
-def name_splitting(backend: Tokenizer) -> str:
-    """The name of the rules by which a byte-level tokenizer splits text, for a file of its own.
-
-    Contractions in capital letters are not looked at: tokenizers differ in them that files do not tell apart.
-
-    Raises:
-        UnsupportedModelError: no name is known for its rules, or it is not byte-level.
-    """
-    model = json.loads(backend.to_str())["model"]
-    if model["type"] == "BPE" and not model.get("byte_fallback") and backend.pre_tokenizer is not None:
-        words = _words_of(backend.pre_tokenizer, backend.normalizer)
-        for splitting, names in reversed(_NAMES):
-            alike = splitting.ignore_merges == bool(model.get("ignore_merges"))
-            if alike and _words_of(splitting.pre_tokenizer(), splitting.normalizer()) == words:
-                return names[0]
-    raise UnsupportedModelError(
-        "this tokenizer cannot be written to a GGUF file: it is not byte-level, or splits text by rules for which GGUF "
-        "has no name"
-    )
-
-
-def _words_of(splits: pre_tokenizers.PreTokenizer, normalizer: normalizers.Normalizer | None) -> list[str]:
-    text = _SAMPLE if normalizer is None else normalizer.normalize_str(_SAMPLE)
-    return [word for word, _ in splits.pre_tokenize_str(text)]

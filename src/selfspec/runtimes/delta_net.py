@@ -6,12 +6,8 @@ import torch
 
 from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
-from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.recurrent import find_names
+from selfspec.runtimes.recurrent import Form
 from selfspec.runtimes.state_net import Sizes, StateNet, has_kernel
-
-_CLASSES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
-_NAMES = "input_layernorm", "linear_attn"
 
 
 class DeltaNet(StateNet):
@@ -19,11 +15,13 @@ class DeltaNet(StateNet):
 
     Args:
         part: the same by transformers' modules.
+        norm: the name of the norm in the layer.
+        module: the name of the module.
     """
 
-    def __init__(self, part: LayerPart) -> None:
-        net: Any = getattr(part.layer, _NAMES[1])
-        super().__init__(part, *_NAMES, firsts=(0, net.key_dim, 2 * net.key_dim), sizes=_sizes(net), gated=True)
+    def __init__(self, part: LayerPart, norm: str, module: str) -> None:
+        net: Any = getattr(part.layer, module)
+        super().__init__(part, norm, module, firsts=(0, net.key_dim, 2 * net.key_dim), sizes=_sizes(net), gated=True)
 
     def enter(self, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values together, steps, shares and gates: ``[rows, …]`` each, by head."""
@@ -43,14 +41,13 @@ def _sizes(net: Any) -> Sizes:
     return Sizes(net.num_k_heads, net.num_v_heads, net.head_k_dim, net.head_v_dim)
 
 
-def compile_delta_net(sublayer: Sublayer) -> Sublayer:
-    """The form of a gated delta net that a kernel runs; any other sublayer as it is.
+def _make(part: LayerPart, norm: str, module: str) -> DeltaNet | None:
+    net: Any = getattr(part.layer, module)
+    return DeltaNet(part, norm, module) if has_kernel(net, _sizes(net)) and net.norm.activation == "silu" else None
 
-    Raises:
-        KernelBuildError: there are no kernels.
-    """
-    if find_names(sublayer, dict.fromkeys(_CLASSES, _NAMES)) is None:
-        return sublayer
-    assert isinstance(sublayer, LayerPart)
-    net: Any = getattr(sublayer.layer, _NAMES[1])
-    return DeltaNet(sublayer) if has_kernel(net, _sizes(net)) and net.norm.activation == "silu" else sublayer
+
+FORMS: dict[str, Form] = dict.fromkeys(
+    ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"),
+    (("input_layernorm", "linear_attn"), _make),
+)
+"""By the class of the module."""

@@ -21,7 +21,7 @@ from selfspec.model.low_rank import AdaptedProduct
 from selfspec.model.rope import CosSin
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.activations import ATTRIBUTES, activate_gated, activation_of
-from selfspec.runtimes.products import Function, Product, can_join, is_plain, join, signature
+from selfspec.runtimes.products import Function, Product, are_plain, can_join, is_plain, join, signature
 from selfspec.runtimes.stepwise import attend
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class FusedBlock(BranchSublayer):
 
 def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
     """The fused form of a sublayer of a decoder layer, or itself where one of its modules is not its family's own."""
-    if not all(is_plain(part) for root in sublayer.modules for part in root.modules()):
+    if not are_plain(sublayer.modules):
         return sublayer
     if isinstance(sublayer, AttentionSublayer):
         known = _is_own(sublayer.module, family, family.attention, family.head_norms)

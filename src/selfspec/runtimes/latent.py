@@ -11,7 +11,7 @@ from torch import nn
 from selfspec.model.families import Family
 from selfspec.model.sublayers import AttentionSublayer, Sublayer
 from selfspec.runtimes.fused import FusedBlock, RowNorm, fast_norm, fast_norms
-from selfspec.runtimes.products import CompiledProduct, can_join, has_kernels, is_ordinary, is_plain, join, signature
+from selfspec.runtimes.products import CompiledProduct, are_plain, can_join, has_kernels, is_ordinary, join, signature
 
 
 class CompiledLatentAttention(FusedBlock, AttentionSublayer):
@@ -69,7 +69,7 @@ def _is_own(sublayer: AttentionSublayer, family: Family) -> bool:
     module: Any = sublayer.module
     if not family.latent or not family.owns(module, family.attention.class_ending):
         return False
-    if not all(is_plain(part) for root in sublayer.modules for part in root.modules()):
+    if not are_plain(sublayer.modules):
         return False
     if not getattr(module.config, "rope_interleave", True):
         return False

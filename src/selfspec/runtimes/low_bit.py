@@ -206,6 +206,13 @@ class LowBitCopies:
                 f"the LM head of this {name} model is no ordinary linear layer, which low-bit weights need; use 16 bits"
             )
 
+    def _check_fused(self, *, head: bool) -> None:
+        """Refuses a model that has a sublayer without a fused block, or whose LM head has no fused form, either."""
+        fused = [isinstance(block, FusedBlock) for block in self.runner.sublayers]
+        if not all(fused) or not head:
+            part, name = "the LM head" if all(fused) else f"sublayer {fused.index(False)}", self.decoder.family.name
+            raise UnsupportedModelError(f"{part} of this {name} model has no fused form, which low-bit weights need")
+
     def _check_sizes(self, index: int, form: PackedFormat) -> None:
         for product in self._products(index):
             inputs = product.shape[1]
@@ -272,11 +279,8 @@ class TorchLowBitCopies(LowBitCopies):
 
     def _check_products(self) -> None:
         """Refuses a model that has a part without a fused block, or a dtype that the products do not take."""
-        name, like = self.decoder.family.name, self.decoder.like
-        fused = [isinstance(block, FusedBlock) for block in self.runner.sublayers]
-        if not all(fused) or not can_join([self.decoder.head]):
-            part = "the LM head" if all(fused) else f"sublayer {fused.index(False)}"
-            raise UnsupportedModelError(f"{part} of this {name} model has no fused form, which low-bit weights need")
+        self._check_fused(head=can_join([self.decoder.head]))
+        like = self.decoder.like
         if like.is_cuda and like.dtype != torch.bfloat16:
             raise UnsupportedModelError("low-bit weights on CUDA need a model in bfloat16; load it with dtype bfloat16")
 

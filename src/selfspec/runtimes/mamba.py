@@ -8,16 +8,8 @@ from torch.nn import functional
 
 from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
-from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.kernels import DTYPES, load
-from selfspec.runtimes.recurrent import StateBranch, find_names, kernels_take
-
-_NAMES = {
-    "MambaMixer": ("norm", "mixer"),
-    "FalconMambaMixer": ("norm", "mixer"),
-    "JambaMambaMixer": ("input_layernorm", "mamba"),
-}
-"""By class, the names of the norm before it and of itself in a layer."""
+from selfspec.runtimes.recurrent import Form, StateBranch, kernels_take
 
 _NORMS = "dt_layernorm", "b_layernorm", "c_layernorm"
 
@@ -67,18 +59,16 @@ class Mamba(StateBranch):
         return self.follow_states(rows, mixed, run)
 
 
-def compile_mamba(sublayer: Sublayer) -> Sublayer:
-    """The form of a Mamba branch that a kernel runs; any other sublayer as it is.
-
-    Raises:
-        KernelBuildError: there are no kernels.
-    """
-    if (names := find_names(sublayer, _NAMES)) is None:
-        return sublayer
-    assert isinstance(sublayer, LayerPart)
-    norm, module = names
-    net: Any = getattr(sublayer.layer, module)
+def _make(part: LayerPart, norm: str, module: str) -> Mamba | None:
+    net: Any = getattr(part.layer, module)
     is_plain = type(net.dt_proj) is torch.nn.Linear and net.activation == "silu"
     if type(net).__name__ == "FalconMambaMixer" and not hasattr(net, _NORMS[0]):  # an older transformers norms itself
-        return sublayer
-    return Mamba(sublayer, norm, module) if is_plain and kernels_take(net) else sublayer
+        return None
+    return Mamba(part, norm, module) if is_plain and kernels_take(net) else None
+
+
+FORMS: dict[str, Form] = {
+    **dict.fromkeys(("MambaMixer", "FalconMambaMixer"), (("norm", "mixer"), _make)),
+    "JambaMambaMixer": (("input_layernorm", "mamba"), _make),
+}
+"""By the class of the module."""

@@ -9,18 +9,9 @@ from torch.nn import functional
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.skeleton import substitute
 from selfspec.model.splitting import LayerPart
-from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.recurrent import find_names
+from selfspec.runtimes.recurrent import Form
 from selfspec.runtimes.state_net import Sizes, StateNet, has_kernel
 from selfspec.runtimes.structures import NativeStateNet
-
-_NAMES = {
-    "GraniteMoeHybridMambaLayer": ("input_layernorm", "mamba"),
-    "NemotronHMamba2Mixer": ("norm", "mixer"),
-    "Mamba2Mixer": ("norm", "mixer"),
-    "FalconH1Mixer": ("input_layernorm", "mamba", "self_attn"),
-}
-"""By class, the names of the norm before it, of itself, and of attention that runs beside it, in a layer."""
 
 
 class Mamba2(StateNet):
@@ -111,17 +102,16 @@ def _sizes(net: Any) -> Sizes:
     return Sizes(net.n_groups, net.num_heads, net.ssm_state_size, net.head_dim)
 
 
-def compile_mamba2(sublayer: Sublayer) -> Sublayer:
-    """The form of a Mamba-2 branch that a kernel runs; any other sublayer as it is.
-
-    Raises:
-        KernelBuildError: there are no kernels.
-    """
-    if (names := find_names(sublayer, _NAMES)) is None:
-        return sublayer
-    assert isinstance(sublayer, LayerPart)
-    norm, module, *others = names
-    net: Any = getattr(sublayer.layer, module)
+def _make(part: LayerPart, norm: str, module: str, *attention: str) -> Mamba2 | None:
+    net: Any = getattr(part.layer, module)
     if not has_kernel(net, _sizes(net)):
-        return sublayer
-    return (Mamba2BesideAttention if others else Mamba2)(sublayer, norm, module)
+        return None
+    return (Mamba2BesideAttention if attention else Mamba2)(part, norm, module)
+
+
+FORMS: dict[str, Form] = {
+    "GraniteMoeHybridMambaLayer": (("input_layernorm", "mamba"), _make),
+    **dict.fromkeys(("NemotronHMamba2Mixer", "Mamba2Mixer"), (("norm", "mixer"), _make)),
+    "FalconH1Mixer": (("input_layernorm", "mamba", "self_attn"), _make),
+}
+"""By the class of the module; attention runs beside the last one."""

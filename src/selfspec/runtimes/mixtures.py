@@ -19,10 +19,10 @@ from selfspec.runtimes.products import (
     CompiledProduct,
     DenseProduct,
     Product,
+    are_plain,
     can_join,
     has_kernels,
     is_ordinary,
-    is_plain,
     join,
     join_parameters,
     signature,
@@ -138,7 +138,7 @@ def _is_own_mixture(sublayer: BranchSublayer, family: Family) -> bool:
     module: Any = sublayer.module
     if family.mixture is None or not family.owns(module, family.mixture.class_ending):
         return False
-    if not all(is_plain(part) for root in sublayer.modules for part in root.modules()):
+    if not are_plain(sublayer.modules):
         return False
     if not {name for name, _ in module.named_children()} <= {family.mixture.router, *_PARTS}:
         return False

@@ -41,6 +41,11 @@ def is_plain(module: nn.Module) -> bool:
     return not (hooks or attributes["_forward_pre_hooks"] or "forward" in attributes)
 
 
+def are_plain(modules: Sequence[nn.Module]) -> bool:
+    """Whether some modules and all those in them are; see ``is_plain``."""
+    return all(is_plain(module) for root in modules for module in root.modules())
+
+
 def signature(modules: Sequence[nn.Module]) -> list[Any]:
     """Identifies modules, their weights and their hooks: equal as long as none of these is replaced or changed."""
     found: list[Any] = []
@@ -78,7 +83,7 @@ def can_join(linears: Sequence[Any]) -> bool:
 
     Layers quantised by other packages, LoRA adapters and other wrappers are of another class.
     """
-    if not all(is_plain(linear) for linear in linears):
+    if not all(map(is_plain, linears)):
         return False
     biases = [linear.bias for linear in linears if getattr(linear, "bias", None) is not None]
     if len(biases) not in (0, len(linears)) or not all(map(is_ordinary, biases)):
@@ -207,17 +212,14 @@ class LowBitProduct(Product):
         return made
 
 
-class CompiledProduct(Product):
-    """A product that runs up to ``row_limit`` rows of a sequence in the kernels, and more as it would without them."""
+class KernelProduct(Product):
+    """Another product, which kernels multiply up to ``limit`` rows of a sequence."""
 
     limit: int
 
     def __init__(self, product: Product) -> None:
-        self.product = product
         super().__init__(product.shape, product.dtype, product.bias, product.linear)
-        self._call = getattr(load(), f"product_{DTYPES[self.dtype]}")
-        self.limit = row_limit(self.dtype, low_bit=self.bits > 0)
-        self._reference = ctypes.byref(self.linear)
+        self.product = product
 
     @property
     def bits(self) -> int:
@@ -227,6 +229,16 @@ class CompiledProduct(Product):
     def values(self) -> torch.Tensor:
         """The weights ``[outputs, inputs]``."""
         return self.product.values()
+
+
+class CompiledProduct(KernelProduct):
+    """A product that runs up to ``row_limit`` rows of a sequence in the kernels, and more as it would without them."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__(product)
+        self._call = getattr(load(), f"product_{DTYPES[self.dtype]}")
+        self.limit = row_limit(self.dtype, low_bit=self.bits > 0)
+        self._reference = ctypes.byref(self.linear)
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs]``."""

@@ -16,10 +16,17 @@ from selfspec.model.forward import Forward, Rows
 from selfspec.model.splitting import LayerPart
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.kernels import DTYPES, find
-from selfspec.runtimes.products import is_plain, signature
+from selfspec.runtimes.products import are_plain, signature
 
 Kernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "ctypes.Array[ctypes.c_void_p]"], torch.Tensor]
 """Of the window of a convolution, the state before its rows, and the addresses of those after the last of them."""
+
+Form: TypeAlias = tuple[tuple[str, ...], Callable[..., "RecurrentBranch | None"]]
+"""What a layer calls the norm, the recurrent module and what else is in a part, and what makes the branch of them.
+
+That is called with the part and the names, and returns ``None`` where no kernel runs the branch. It raises
+``KernelBuildError`` where there are none.
+"""
 
 
 class RecurrentBranch(Sublayer):
@@ -167,17 +174,20 @@ def kernels_take(net: nn.Module) -> bool:
     return True
 
 
-def find_names(part: Sublayer, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """What the modules that a part of a layer consists of are called in it, without hooks; ``None`` if it has others.
+def compile_recurrent(part: Sublayer, forms: Mapping[str, Form]) -> Sublayer:
+    """The form of a recurrent branch whose rows share the products; any other sublayer, or one with hooks, as it is.
 
     Args:
         part: of a layer.
-        names: by the class of a recurrent module the norm before it, itself, and what else is in the part.
+        forms: by the class of the recurrent module.
+
+    Raises:
+        KernelBuildError: there are no kernels.
     """
-    for kind, own in names.items():
-        named = [getattr(part.layer, name, None) for name in own]
+    for kind, (names, make) in forms.items():
+        named = [getattr(part.layer, name, None) for name in names]
         if type(named[1]).__name__ != kind or {*map(id, part.modules)} != {*map(id, named)}:
             continue
-        if isinstance(part, LayerPart) and all(is_plain(each) for root in part.modules for each in root.modules()):
-            return own
-    return None
+        if isinstance(part, LayerPart) and are_plain(part.modules):
+            return make(part, *names) or part
+    return part

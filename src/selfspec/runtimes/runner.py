@@ -13,7 +13,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward
 from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes import draft_loop
+from selfspec.runtimes import delta_net, draft_loop, mamba, mamba2, short_convolution
 from selfspec.runtimes.branches import compile_block
 from selfspec.runtimes.chain import (
     NO_KERNELS,
@@ -25,16 +25,16 @@ from selfspec.runtimes.chain import (
     VerifiedRows,
     VerifyRequest,
 )
-from selfspec.runtimes.delta_net import compile_delta_net
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import fast_norm, fuse
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
-from selfspec.runtimes.mamba import compile_mamba
-from selfspec.runtimes.mamba2 import compile_mamba2
 from selfspec.runtimes.products import Function, compile_head
-from selfspec.runtimes.short_convolution import compile_short_convolution
+from selfspec.runtimes.recurrent import compile_recurrent
 from selfspec.runtimes.stack import Stack, StackOutput
+
+RECURRENT = {**short_convolution.FORMS, **delta_net.FORMS, **mamba.FORMS, **mamba2.FORMS}
+"""The recurrent branches whose rows share the products, by the class of the module."""
 
 
 class Runner(Stack):
@@ -167,9 +167,8 @@ def make_runner(decoder: Decoder, runtime: str) -> Runner:
     if runtime != "eager" and decoder.like.is_cpu and decoder.like.dtype == torch.float16:
         _warn_once("float16 has no kernels on a CPU, so decoding is much slower; load the model in bfloat16")
     if runtime == "auto" and isinstance(decoder, ObservedDecoder):
-        sublayers = [compile_short_convolution(each) for each in sublayers]
         with contextlib.suppress(KernelBuildError):
-            sublayers = [compile_mamba(compile_mamba2(compile_delta_net(each))) for each in sublayers]
+            sublayers = [compile_recurrent(each, RECURRENT) for each in sublayers]
     if runtime == "eager" or isinstance(decoder, ObservedDecoder):
         return Runner(decoder, rope, sublayers, decoder.final_norm, decoder.head, compiled=False)
     sublayers = [fuse(sublayer, decoder.family, index // 2) for index, sublayer in enumerate(sublayers)]

@@ -4,11 +4,7 @@ import torch
 
 from selfspec.model.forward import Rows
 from selfspec.model.splitting import LayerPart
-from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.recurrent import Convolution, RecurrentBranch, find_names
-
-_CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv")
-_NAMES = "operator_norm", "conv"
+from selfspec.runtimes.recurrent import Convolution, Form, RecurrentBranch
 
 
 class ShortConvolution(RecurrentBranch):
@@ -16,10 +12,12 @@ class ShortConvolution(RecurrentBranch):
 
     Args:
         part: the same by transformers' modules.
+        norm: the name of the norm in the layer.
+        module: the name of the module.
     """
 
-    def __init__(self, part: LayerPart) -> None:
-        super().__init__(part, *_NAMES)
+    def __init__(self, part: LayerPart, norm: str, module: str) -> None:
+        super().__init__(part, norm, module)
         self._convolution = Convolution(self.module.conv)
 
     def enter(self, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -38,9 +36,7 @@ class ShortConvolution(RecurrentBranch):
         return gated
 
 
-def compile_short_convolution(sublayer: Sublayer) -> Sublayer:
-    """The form of a gated short convolution that runs rows together; any other sublayer as it is."""
-    if find_names(sublayer, dict.fromkeys(_CLASSES, _NAMES)) is None:
-        return sublayer
-    assert isinstance(sublayer, LayerPart)
-    return ShortConvolution(sublayer)
+FORMS: dict[str, Form] = dict.fromkeys(
+    ("Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv"), (("operator_norm", "conv"), ShortConvolution)
+)
+"""By the class of the module."""

@@ -24,7 +24,6 @@ from selfspec_lab.bench.run.prompts import RunPrompt, Skipped, answer_suite
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.bench.suites import Suite, read_suite
 from selfspec_lab.measuring import StepBytes, copy_bytes_per_second, kept_profile
-from selfspec_lab.widening import load_model
 
 _WARM_UP_TOKENS = 16
 
@@ -59,15 +58,7 @@ def run(options: RunOptions, out: Path, observer: Observer, *, resume: bool = Fa
     source = read_suite(options.suite, limit=options.limit, seed=options.seed)
     folder = RunFolder(out, resume=resume, overwrite=overwrite)
     folder.check_same(options.to_dict(), make_stamp(parse_device(options.device), options.packages))
-    observer.stage(f"loading {options.model}" + (f", widened {options.widen} times" if options.widen > 1 else ""))
-    model, tokenizer = load_model(
-        options.model,
-        dtype=options.dtype,
-        device=options.device,
-        widen=options.widen,
-        unpack=options.unpack,
-        activations=options.activations,
-    )
+    model, tokenizer = options.load(observer.stage)
     plain = Engine(model, tokenizer, PLAIN, runtime=options.runtime)
     suite = source.load(plain.encode, options.context)
     Run(options, plain, suite, folder, observer).measure()

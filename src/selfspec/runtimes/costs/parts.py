@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from selfspec.model.cache import KeyValueCache, addresses_of
+from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.accelerators import device_name
@@ -216,25 +216,9 @@ class SharedCache(KeyValueCache):
             packed=like.packed,
             has_values=like.has_values,
         )
-        for buffer in (*self.keys, *self.values):
-            buffer.copy_(self.stored(torch.ones(like.head_dim, dtype=like.dtype, device=like.device)))
-        self.addresses = addresses_of([self.slots_for(layer, 0, slots) for layer in range(len(like.keys))])
-
-    def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes into the buffer that a layer shares."""
-        super().write(layer % _BUFFERS, start, keys, values)
-
-    def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
-        """Writes into the buffer that a layer shares."""
-        super().write_pairs(layer % _BUFFERS, start, pairs)
-
-    def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
-        """The buffer that a layer shares."""
-        return super().slots_for(layer % _BUFFERS, start, rows)
-
-    def seen(self, layer: int, first: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reads from the buffer that a layer shares."""
-        return super().seen(layer % _BUFFERS, first, slots)
+        for pair in self._pairs:
+            pair.copy_(self.stored(torch.ones(like.head_dim, dtype=like.dtype, device=like.device)))
+        self._hold([self._pairs[layer % _BUFFERS] for layer in range(len(like.keys))])
 
 
 def _fit_line(contexts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target, fingerprint
 
 _VERSION = 1
-_PROFILES, _LATENCIES = "profiles", "latencies"
+PROFILES, LATENCIES = "profiles", "latencies"
 
 
 def profile_key(target: Target) -> dict[str, Any]:
@@ -59,36 +59,18 @@ class _UnusedFile(KeptFile):
         """Does nothing."""
 
 
-def profile_path(target: Target) -> Path:
-    """The file of a model's profile, whether it exists or not."""
-    return kept_file(target, _PROFILES).path
-
-
-def read_profile(target: Target) -> dict[str, Any] | None:
-    """The kept profile of a model, if there is one that can be read; what ``selfspec profile`` prints."""
-    return kept_file(target, _PROFILES).read()
-
-
-def keep_profile(target: Target, profile: dict[str, Any]) -> Path | None:
-    """Writes a model's profile, replacing an older one and kept latencies; its path, or ``None`` if that failed."""
-    path = kept_file(target, _PROFILES).write(profile)
-    if path is not None:
-        kept_file(target, _LATENCIES).remove()
-    return path
-
-
 def read_latencies(target: Target) -> LatencyProfile | None:
     """The kept latencies of one row, else those of the kept profile, else ``None``.
 
     Those that a method measured come first: they replace the profile's where live rounds disagreed with it. A new
     ``selfspec profile`` removes them.
     """
-    return _latencies_of(kept_file(target, _LATENCIES)) or _latencies_of(kept_file(target, _PROFILES))
+    return _latencies_of(kept_file(target, LATENCIES)) or _latencies_of(kept_file(target, PROFILES))
 
 
 def kept_latencies(target: Target, precision: AnyPrecision) -> LatencyProfile:
     """The latencies of one row with low-bit weights: kept ones, else measured now and kept."""
-    file = kept_file(target, _LATENCIES, precision)
+    file = kept_file(target, LATENCIES, precision)
     found = _latencies_of(file)
     if found is None:
         found = measure_latencies(target, precision=precision)
@@ -98,7 +80,7 @@ def kept_latencies(target: Target, precision: AnyPrecision) -> LatencyProfile:
 
 def keep_latencies(target: Target, latencies: LatencyProfile) -> Path | None:
     """Keeps latencies of one row for later processes, replacing older ones; ``None`` if that failed."""
-    return kept_file(target, _LATENCIES).write({"latencies": latencies.to_dict()})
+    return kept_file(target, LATENCIES).write({"latencies": latencies.to_dict()})
 
 
 def _latencies_of(file: KeptFile) -> LatencyProfile | None:

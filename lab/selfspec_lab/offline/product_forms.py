@@ -5,7 +5,6 @@ from typing import Any
 import triton.language as tl
 
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
-from selfspec.gpu.forms import KernelForm
 from selfspec.gpu.launch import constants_of
 from selfspec.gpu.products import (
     ADDED,
@@ -21,6 +20,7 @@ from selfspec.gpu.products import (
     unpack_rows,
 )
 from selfspec.runtimes.formats import GGUF_FORMATS, GRID_BITS, LOW_BITS, PackedFormat
+from selfspec_lab.offline.forms import KernelForm
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 """Outputs and inputs of Llama 3.1 8B: queries, keys and values; attention's output; gate and up; down; LM head."""
@@ -30,7 +30,7 @@ _SIZES = {"rows": "i32", "outputs": "i32", "stride": "i32"}
 _POINTERS = ("x", "bias", "out", "outputs", "stride")
 
 
-def compiled_forms(rows: int = 8) -> list[KernelForm]:
+def product_forms(rows: int = 8) -> list[KernelForm]:
     """The kernels for products: each dtype, each format of few bits, each kind of scales by float32 rows too.
 
     ``rows`` are those of a program: 8, or 16 on ROCm.

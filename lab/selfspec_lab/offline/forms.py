@@ -9,8 +9,6 @@ from typing import Any
 class KernelForm:
     """A kernel with the values that its compilation depends on, for one shape of a real model.
 
-    Each file of kernels lists its own with a function ``compiled_forms() -> list[KernelForm]``.
-
     Attributes:
         name: of the form, unique: ``q4_k 4096x4096 bfloat16``.
         kernel: the function with ``triton.jit``.
