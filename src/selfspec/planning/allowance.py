@@ -327,6 +327,6 @@ def _together(many: Sequence[Sequence[int]]) -> list[int]:
     return [sum(each) for each in zip_longest(*many, fillvalue=0)]
 
 
-def faded(committed: Sequence[int]) -> float:
+def faded(tokens: int) -> float:
     """The share of a record that is forgotten while tokens were written without a draft of that kind."""
-    return 1 - (1 - _FADE) ** len(committed)
+    return 1 - (1 - _FADE) ** tokens

@@ -16,6 +16,7 @@ from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import together
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
+from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.planned import Round
 from selfspec.methods.auto.preparation import Preparation
 from selfspec.methods.auto.together import plan_together
@@ -127,6 +128,23 @@ def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> Non
     assert parts_of(drafters[:1]) == ["copies"]
     assert drafters[0]._known.copies.match_length == 13
     assert drafters[0]._known.copies._text._own.tokens[-5:] == [1, 2, 3, 4, 1]
+
+
+def test_what_is_forgotten_while_nothing_is_sought_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, fade = list[float](), LayerPlans.fade
+    monkeypatch.setattr(LayerPlans, "fade", lambda self, share: (shares.append(share), fade(self, share)))
+    drafters = drafters_of(LINEAR, 2, layers=True)
+    drafters[0]._layer_plans.note([0.9, 0.9], 1)
+    before = list(drafters[0]._layer_plans._confident._trials)
+    for _ in range(3):
+        assert parts_of(drafters) == 2 * ["plain"]
+        for drafter in drafters:
+            drafter._round = Round(2, 1, (), (), None, shared_round(drafters))
+            drafter.learn(feedback_of((7, 8), 1.0))
+    assert not shares
+    drafters[0].plan()
+    assert shares == pytest.approx([1 - 0.98**6])
+    assert drafters[0]._layer_plans._confident._trials == pytest.approx([0.98**6 * each for each in before])
 
 
 @needs_kernels

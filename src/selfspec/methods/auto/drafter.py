@@ -13,6 +13,7 @@ from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
+from selfspec.methods.auto.naps import Naps
 from selfspec.methods.auto.planned import Round, forecast_of
 from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice, LayerRound
 from selfspec.planning.acceptance import CopiesToAppend, CopiesToConfirm
@@ -66,6 +67,7 @@ class AutoDrafter(Drafter):
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
+        self._naps = Naps()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._room = prefill.room
         self._clock = clock
@@ -75,12 +77,13 @@ class AutoDrafter(Drafter):
         self._taken: Round | None = None
         self._without_layers = 0  # tokens that are written before a batch thinks of layers again
         self._followed = 0  # tokens of the run that was learned from already
+        self._napped = 0  # rounds of the run in which nothing was planned
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
-        began = self._clock()
-        self._known.catch_up()
+        began, naps = self._clock(), self._naps.on
+        preparing = 0.0 if naps else self._catch_up(pays=True)
         forwards, certain = self.verify_costs.now(), self.verify_costs.doubt <= UNKNOWN
         follow, runs = self._follow if certain else None, self._runs and certain
         known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean) if runs else ()
@@ -90,10 +93,11 @@ class AutoDrafter(Drafter):
             verify = self._overhead.added_to(forwards, self._planning.mean)
         known = known or verify
         layers_follow = follow is not None and self.mtp_text is not None
-        self._round = planned = Round(1, 1, verify, known, follow, None, layers_follow, verify[1])
-        self._followed = 0
+        self._round = planned = Round(1, 1, verify, known, follow, None, naps, layers_follow, verify[1])
+        planned.preparing, self._followed, self._napped = preparing, 0, 0
         longest = self.longest(verify[1])
-        draft = planned.plain(held_back=True) if longest <= known[2] or not certain else self._best(planned, longest)
+        is_plain = naps or not certain or self._is_held_back(planned, longest)
+        draft = planned.plain(held_back=True) if is_plain else self._best(planned, longest)
         if planned.gain:
             self._known.mask_embeddings.choose()
         self._planned = self._clock() - began - planned.preparing
@@ -105,7 +109,8 @@ class AutoDrafter(Drafter):
 
     def begin(self, planned: Round) -> None:
         """Begins a round in a batch, or several of a run, whose tokens are then offered and taken."""
-        self._known.catch_up()
+        self._naps.end()
+        self._catch_up()
         self._round, self._followed = planned, 0
 
     def offer(self) -> Known:
@@ -149,6 +154,7 @@ class AutoDrafter(Drafter):
         """Whether layers promise at least this acceptance rate."""
         if self._layers is None or self._without_layers > 0 or least > 1:
             return False
+        self._catch_up()
         return self._layer_plans.likelihood >= least
 
     @property
@@ -199,11 +205,16 @@ class AutoDrafter(Drafter):
         planned = self._round
         assert planned is not None
         self.learn_of_run(played)
+        if self._naps.on:
+            planned.naps = True
+            return planned.plain(held_back=True)
+        planned.naps = False
+        planned.preparing += self._catch_up(pays=True)
         self._known.read_guess(played.guess)
         if not planned.layers_follow and planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self.longest(planned.verify[1])
-        if longest <= planned.known[2]:
+        if self._is_held_back(planned, longest):
             return planned.plain(held_back=True)
         if planned.layers_follow:
             draft = self._best(planned, longest)
@@ -213,6 +224,14 @@ class AutoDrafter(Drafter):
         if worth < planned.layers_are_worth:
             return None
         return planned.plain() if filled is None else planned.take(filled)
+
+    def _is_held_back(self, planned: Round, longest: float) -> bool:
+        """Whether no draft fits in ``longest`` seconds; then nothing is planned for a while."""
+        if longest > planned.known[2]:
+            self._naps.end()
+            return False
+        self._naps.begin()
+        return True
 
     def _filled_rows(self, planned: Round, longest: float) -> tuple[FilledRows | None, float]:
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
@@ -283,27 +302,26 @@ class AutoDrafter(Drafter):
         if feedback.run and planned.verify:
             self._learn_from_run(planned, feedback, began)
             return
-        self._room -= len(committed)
-        self._without_layers -= len(committed)
+        naps = self._naps.on or not planned.verify
+        self._count(len(committed))
         if not planned.verify:
             assert planned.shared is not None
             self._known.put_off(committed)
-            self._forget(faded(committed))
             seconds = feedback.seconds
             host = seconds.select + seconds.other + self._clock() - began - planned.preparing
             tokens = len(committed)
             planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
             return
         self._runs = self._runs and (planned.follow is None or planned.shared is not None)
-        self._known.extend(committed)
+        (self._known.put_off if naps else self._known.extend)(committed)
         drafting = planned.expected_drafting(feedback)
         if planned.guess is not None:
             confidences = feedback.proposal.confidences
             self._layer_plans.note(confidences, feedback.accepted)
             if confidences:
                 self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
-        else:
-            self._forget(faded(committed))
+        elif not naps:
+            self._forget(faded(len(committed)))
         self._known.read_guess(feedback.guess)
         if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
@@ -311,8 +329,14 @@ class AutoDrafter(Drafter):
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
         spent = planned.seconds_of(rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
-            spent += self._learn_costs(rows, seconds, self._forwards(planned, feedback))
-            self._planning.note(self._planned + self._clock() - began)
+            beside = self._learn_costs(rows, seconds, self._forwards(planned, feedback))
+            took = self._planned + self._clock() - began
+            if planned.naps:
+                self._naps.note_rounds(1, took)
+                beside = self._naps.round_seconds
+            else:
+                self._planning.note(took)
+            spent += beside
         self._pace.note(len(committed), spent, planned.step)
         self._allowance.note(len(committed), spent, planned.step)
         if planned.shared is not None:
@@ -345,18 +369,48 @@ class AutoDrafter(Drafter):
         planned, token_ids = self._round, played.token_ids
         assert planned is not None
         self._followed += len(token_ids)
-        self._room -= len(token_ids)
-        self._without_layers -= len(token_ids)
+        if self._naps.on:
+            self._known.put_off(token_ids)
+        else:
+            self._learn_of_tokens(planned, played)
+        self._count(len(token_ids))
+        step = planned.step
+        if planned.naps:
+            self._napped += 1
+            seconds = step + self._naps.round_seconds
+        else:
+            seconds = planned.seconds_in_run(len(played.drafted))
+        self._pace.note(len(token_ids), seconds, step)
+        self._allowance.note(len(token_ids), seconds, step)
+
+    def _learn_of_tokens(self, planned: Round, played: RunRound) -> None:
+        """Scores by the tokens of a round what was known, and what was drafted."""
+        token_ids = played.token_ids
         self._known.extend(token_ids)
         if planned.guess is None:
-            self._forget(faded(token_ids))
+            self._forget(faded(len(token_ids)))
         else:
             self._layer_plans.note(played.confidences, played.accepted)
         if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
-        seconds, step = planned.seconds_in_run(len(played.drafted)), planned.step
-        self._pace.note(len(token_ids), seconds, step)
-        self._allowance.note(len(token_ids), seconds, step)
+
+    def _count(self, tokens: int) -> None:
+        """Counts tokens that were written."""
+        self._room -= tokens
+        self._without_layers -= tokens
+        self._naps.pass_by(tokens)
+
+    def _catch_up(self, *, pays: bool = False) -> float:
+        """Looks through the tokens that were put off; returns the seconds of that, which a request alone ``pays``."""
+        if not self._known.has_unread:
+            return 0.0
+        began = self._clock()
+        tokens = self._known.catch_up()
+        self._forget(faded(tokens))
+        seconds = self._clock() - began
+        if pays:
+            self._allowance.note(0, self._naps.reading(tokens, seconds), 0.0)
+        return seconds
 
     def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:
         """Learns from the last round of a run, and from the time that all took."""
@@ -376,7 +430,12 @@ class AutoDrafter(Drafter):
         if self._layers is not None and (forwards := self._layers.timed((1,) * drafted)):
             self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
-        self._planning_of_runs.note((seconds.select - planned.preparing) / len(rows))
+        selecting, rounds = seconds.select - planned.preparing, len(rows) - self._napped
+        if rounds > 0:
+            napping = self._napped * self._naps.round_seconds
+            self._planning_of_runs.note(max(0.0, selecting - napping) / rounds)
+        else:
+            self._naps.note_rounds(len(rows), selecting)
 
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
@@ -389,5 +448,5 @@ class AutoDrafter(Drafter):
         """Scores what could have been copied in a round that another drafter of the request planned."""
         if self._layers is not None:
             self._layers.learn(feedback)
-        self._known.catch_up()
+        self._catch_up()
         self._known.extend(feedback.acceptance.token_ids)

@@ -52,6 +52,11 @@ class KnownTokens:
         return self._guess.token is not None or bool(self.copies.match_length)
 
     @property
+    def has_unread(self) -> bool:
+        """Whether tokens were put off."""
+        return bool(self._unread)
+
+    @property
     def likelihood(self) -> float:
         """The probability that the next token is known, at most ``LIKELIEST``."""
         return LIKELIEST if self._guess.token is not None else min(self.copies.likelihood, LIKELIEST)
@@ -83,15 +88,15 @@ class KnownTokens:
         self.copies.extend(token_ids)
 
     def put_off(self, token_ids: Sequence[int]) -> None:
-        """The same for a round of plain decoding in a batch; ``catch_up`` looks for copies in it."""
+        """The same for a round for which nothing was planned; ``catch_up`` looks for copies in it."""
         self._score_guess(token_ids)
         self._unread += token_ids
 
-    def catch_up(self) -> None:
-        """Looks for copies in the tokens that were put off."""
-        if self._unread:
-            self.copies.extend(self._unread)
-            self._unread = []
+    def catch_up(self) -> int:
+        """Looks for copies in the tokens that were put off; returns how many there were."""
+        unread, self._unread = self._unread, []
+        self.copies.extend(unread)
+        return len(unread)
 
     def read_guess(self, guess: tuple[int, float] | None) -> None:
         """Takes what the probe after the last accepted row gave, if there is one."""
