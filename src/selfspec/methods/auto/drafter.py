@@ -312,7 +312,8 @@ class AutoDrafter(Drafter):
             tokens = len(committed)
             planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
             return
-        self._runs = self._runs and (planned.follow is None or planned.shared is not None)
+        if planned.shared is None and isinstance(feedback.draft, RunDraft) and feedback.draft.follow is not None:
+            self._runs = False  # it could have been followed
         (self._known.put_off if naps else self._known.extend)(committed)
         drafting = planned.expected_drafting(feedback)
         if planned.guess is not None:
