@@ -104,6 +104,28 @@ def test_drafts_that_let_only_some_requests_end_sooner_gain_nothing() -> None:
     assert batch.seconds <= (ROOM + CREDIT + SHARED_DELTA * ROOM + overdrawn) * COSTS(COUNT)
 
 
+@pytest.mark.parametrize("others", [2, 32])
+def test_seeking_is_not_free_where_batches_of_another_size_take_longer(others: int) -> None:
+    """A part of the host's time is the same for any number of requests."""
+    host = HostTime()
+
+    def play(requests: int, *, drafts: bool = True) -> None:
+        for _ in range(40):
+            host.note(requests, 0.05 + 0.01 * requests, sought=False, drafted=False)
+            if drafts:
+                host.note(requests, 0.05 + 0.02 * requests, drafted=True)
+                host.note(requests, 0.05 + 0.04 * requests, drafted=True, layers=True)
+
+    play(others)
+    play(4, drafts=False)
+    assert host.of_drafts(4) == pytest.approx(0.04)
+    assert host.of_layers(4) == pytest.approx(0.12)
+    play(4)
+    play(others)
+    assert host.of_plain(4) == pytest.approx(0.09)
+    assert host.of_drafts(4) == pytest.approx(0.04)
+
+
 def test_what_a_batch_may_lose_comes_back_and_is_not_saved_up_for_long() -> None:
     allowance = SharedAllowance()
     allowance.note(3, 1, 0.0)

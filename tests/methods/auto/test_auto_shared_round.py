@@ -231,14 +231,14 @@ def test_a_batch_verifies_known_tokens_in_runs(monkeypatch: pytest.MonkeyPatch) 
 def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> None:
     host = after_plain_rounds()
     for _ in range(20):
-        host.note(0.1, sought=False, drafted=False)
-        host.note(0.12, drafted=True)
-    assert host.of_drafts == pytest.approx(0.02)
+        host.note(4, 0.1, sought=False, drafted=False)
+        host.note(4, 0.12, drafted=True)
+    assert host.of_drafts(4) == pytest.approx(0.02)
     assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["copies"]
     for _ in range(60):
-        host.note(9.0, drafted=False)  # of neither kind
-        host.note(20.0, drafted=True)
-    assert host.of_drafts > 10
+        host.note(4, 9.0, drafted=False)  # of neither kind
+        host.note(4, 20.0, drafted=True)
+    assert host.of_drafts(4) > 10
     drafts = plan_together(drafters_of(CHEAP, 4), host)
     assert [draft.name for draft in drafts] == 4 * ["plain"]
     assert all(isinstance(draft, NoDraft) and draft.follow is not None for draft in drafts), "steps follow each other"

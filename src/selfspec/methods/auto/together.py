@@ -29,14 +29,14 @@ class _Batch(SharedStep):
     """
 
     def __init__(self, count: int, costs: LiveCosts, host: HostTime) -> None:
-        super().__init__(count, costs, host.of_drafts)
+        super().__init__(count, costs, host.of_drafts(count))
         self.costs, self.host = costs, host
 
     @cached_property
     def verify(self) -> CostTable:
         """What rounds cost a request by its rows, where layers draft."""
         verify = with_caution(self.costs.now(self.count), self.count)
-        more = self.host.of_layers / self.count
+        more = self.host.of_layers(self.count) / self.count
         return [*verify[:2], *(seconds + more for seconds in verify[2:])]
 
     def values_of(self, drafters: Sequence[AutoDrafter]) -> list[float]:
@@ -54,7 +54,7 @@ class _Batch(SharedStep):
             if likelihood * value >= self.least_row:
                 found[drafter] = value
                 most += value * likelihood / (1 - likelihood)  # if all are as likely as the first
-        return found if most > self.host.of_drafts else {}
+        return found if most > self.host.of_drafts(self.count) else {}
 
 
 def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None) -> list[Draft]:
