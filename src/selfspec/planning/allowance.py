@@ -193,12 +193,14 @@ class SharedAllowance:
     A round adds what its drafts saved, minus what it took more than a step, and a small share of a step. What was saved
     beyond the credit is forgotten with time. Where nothing is left, drafts are not looked for until half of the credit
     has come back. Nor are they before a first round of that number of requests, which says what plain decoding takes.
-    It lasts over batches.
+    It lasts over batches. A number of requests that was not there before begins with what the last one had left, so
+    that a batch whose requests end one after the other loses the credit once.
     """
 
     def __init__(self) -> None:
         self._left: dict[int, float] = {}
         self._pausing: set[int] = set()
+        self._last: int | None = None
 
     def allows(self, requests: int) -> bool:
         """Whether drafts are looked for in a batch of this many requests."""
@@ -210,7 +212,7 @@ class SharedAllowance:
 
     def note(self, requests: int, steps: float, gained: float) -> None:
         """Counts rounds that plain decoding plays in ``steps`` steps, and the steps that drafts gained or lost."""
-        left = self._left.get(requests, CREDIT) + gained + SHARED_DELTA * steps
+        left = self._begin(requests) + gained + SHARED_DELTA * steps
         if left > CREDIT:
             left = CREDIT + (left - CREDIT) * _KEPT**steps
         self._left[requests] = left
@@ -218,6 +220,17 @@ class SharedAllowance:
             self._pausing.add(requests)
         elif left >= CREDIT / 2:
             self._pausing.discard(requests)
+        self._last = requests
+
+    def _begin(self, requests: int) -> float:
+        """What this number of requests has left; where it is new, what the last one has, and it pauses as that does."""
+        if (left := self._left.get(requests)) is not None:
+            return left
+        if self._last is None:
+            return CREDIT
+        if self._last in self._pausing:
+            self._pausing.add(requests)
+        return min(CREDIT, self._left[self._last])
 
 
 class HostTime:

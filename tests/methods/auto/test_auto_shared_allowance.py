@@ -126,6 +126,22 @@ def test_seeking_is_not_free_where_batches_of_another_size_take_longer(others: i
     assert host.of_drafts(4) == pytest.approx(0.04)
 
 
+def test_a_batch_whose_requests_end_one_after_the_other_loses_the_credit_once() -> None:
+    allowance, lost = SharedAllowance(), 0.0
+    for requests in range(32, 1, -1):
+        allowance.note(requests, 4, 0.0)
+        for _ in range(20):
+            each = 0.1 if allowance.allows(requests) else 0.0
+            allowance.note(requests, 1, -each)
+            lost += each
+    assert CREDIT < lost < CREDIT + 0.1 + SHARED_DELTA * 31 * 24
+    allowance.note(33, 1, 0.0)
+    allowance.note(33, 1, 10.0)
+    allowance.note(34, 1, 0.0)
+    allowance.note(34, 1, -CREDIT - 0.1)
+    assert not allowance.allows(34), "what others have saved is not spent"
+
+
 def test_what_a_batch_may_lose_comes_back_and_is_not_saved_up_for_long() -> None:
     allowance = SharedAllowance()
     allowance.note(3, 1, 0.0)
