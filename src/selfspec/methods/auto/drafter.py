@@ -63,7 +63,7 @@ class AutoDrafter(Drafter):
         self.verify_costs = verify
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
         self._layers = None if layers is None else layers.begin(prefill)
-        self._layer_plans = LayerPlans(experience.confident)
+        self._layer_plans = LayerPlans(experience.confident, None if layers is None else layers.policies)
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
