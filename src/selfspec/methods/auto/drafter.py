@@ -99,7 +99,7 @@ class AutoDrafter(Drafter):
         is_plain = naps or not certain or self._is_held_back(planned, longest)
         draft = planned.plain(held_back=True) if is_plain else self._best(planned, longest)
         if planned.gain:
-            self._known.mask_embeddings.choose()
+            self._choose_mask_embedding(planned)
         self._planned = self._clock() - began - planned.preparing
         return draft
 
@@ -224,6 +224,15 @@ class AutoDrafter(Drafter):
         if worth < planned.layers_are_worth:
             return None
         return planned.plain() if filled is None else planned.take(filled)
+
+    def _choose_mask_embedding(self, planned: Round) -> None:
+        """Chooses the mask embedding of probes, and makes it now: later that would count as the verification's time."""
+        embeddings = self._known.mask_embeddings
+        embeddings.choose()
+        if not embeddings.is_made:
+            began = self._clock()
+            embeddings.make()
+            planned.preparing += self._clock() - began
 
     def _is_held_back(self, planned: Round, longest: float) -> bool:
         """Whether no draft fits in ``longest`` seconds; then nothing is planned for a while."""

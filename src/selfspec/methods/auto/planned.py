@@ -49,7 +49,7 @@ class Round:
     plains: dict[bool, NoDraft] = field(default_factory=dict)
     gain: float = 0.0  # tokens that a guess of the next round's first draft token is worth
     layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
-    preparing: float = 0.0  # seconds in which low-bit weights were made, which are no planning
+    preparing: float = 0.0  # seconds that are no planning: weights were made, or tokens read that were put off
     costs: CostTable = ()  # of the forward of a layer draft; empty where none can be made
     guess: CopiesToConfirm | None = None  # of a layer draft
     fastest: DraftPolicy | None = None  # what layer drafts bring; ``None`` where layers cannot draft
