@@ -11,7 +11,7 @@ from helpers.auto import after_plain_rounds, give
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.decoding.draft import NoDraft, Proposal, RunRound, TokenDraft
+from selfspec.decoding.draft import LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import together
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
@@ -26,6 +26,7 @@ from selfspec.planning import acceptance
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
 from selfspec.planning.allowance import HostTime, SharedRound
 from selfspec.planning.plans import (
+    LEAST_GAIN_TOGETHER,
     MOST_DRAFTED,
     best_guesses,
     least_acceptance,
@@ -51,9 +52,16 @@ ROWS = (1, 2, 4, 8, 16, 32)
 MEASURED = st.lists(st.floats(0.1, 1.0), min_size=6, max_size=6).map(lambda taken: RowCosts(ROWS, tuple(sorted(taken))))
 
 
-@given(MEASURED, MEASURED, st.integers(1, 16), st.floats(0.0, 0.999), st.integers(1, 32))
+@given(
+    MEASURED,
+    MEASURED,
+    st.integers(1, 16),
+    st.floats(0.0, 0.999),
+    st.integers(1, 32),
+    st.sampled_from([1.0, LEAST_GAIN_TOGETHER]),
+)
 def test_what_is_not_looked_for_could_not_have_paid(
-    verifying: RowCosts, drafting: RowCosts, count: int, share: float, copied: int
+    verifying: RowCosts, drafting: RowCosts, count: int, share: float, copied: int, gain: float
 ) -> None:
     verify, draft = verifying.table(count), drafting.table(count)
     best = plain(verify).tokens_per_second
@@ -61,10 +69,10 @@ def test_what_is_not_looked_for_could_not_have_paid(
     known = Known("copies", [1] * copied, [rate ** (index + 1) for index in range(copied)])
     filled = fill_rows(known, verify, best, float("inf"), 0.0, 1.0)
     assert filled.plan.tokens_per_second <= best * (1 + 1e-9)
-    rate = share * min(1.0, least_acceptance_of_layers(verify, draft))
+    rate = share * min(1.0, least_acceptance_of_layers(verify, draft, gain))
     _, each = best_guesses(draft, [1.0] * min(copied, 7))
     policy = DraftPolicy(Outlook(np.ones(1), np.array([rate])), each, verify, best, MOST_DRAFTED)
-    assert policy.expected_tokens / policy.expected_seconds <= best * (1 + 1e-6)
+    assert policy.expected_tokens / policy.expected_seconds <= best * gain * (1 + 1e-6)
 
 
 def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
@@ -95,12 +103,22 @@ def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
     return Feedback(NoDraft(name="plain"), Proposal(nothing, EMPTY_TREE), accepted, nothing, {}, shares)
 
 
-def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[AutoDrafter]:
+REPEATED = (1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3)
+
+
+def drafters_of(
+    costs: RowCosts,
+    count: int,
+    *,
+    layers: bool = False,
+    draft: RowCosts = LINEAR,
+    prompt_ids: tuple[int, ...] = REPEATED,
+) -> list[AutoDrafter]:
     features = (MATCH_LENGTH, PROBABILITY, CONFIDENCE)
     experience = Experience(*(acceptance.AcceptanceRate(feature) for feature in features))
     verify = LiveCosts(costs)
-    choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(LINEAR, verify)) if layers else None
-    prefill: Any = Prefill((1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), 4, probe=None)  # type: ignore[arg-type]
+    choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(draft, verify)) if layers else None
+    prefill: Any = Prefill(prompt_ids, 4, probe=None)  # type: ignore[arg-type]
     return [AutoDrafter(prefill, experience, verify, choice, 0.02) for _ in range(count)]
 
 
@@ -186,6 +204,37 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     assert not drafters[0].layers_may_gain(0.6), "for some tokens"
     drafters[0].learn_of_run(RunRound(NoDraft(), (), (7,) * 16))
     assert drafters[0].layers_may_gain(0.6)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_layers_draft_in_a_batch_where_they_promise_a_tenth_more(count: int) -> None:
+    verify, gains = RowCosts((1, 32), (1.0, 1.3)), dict[bool, list[float]]({True: [], False: []})
+    for percent in range(5, 100, 2):
+        draft = RowCosts((1, 32), (percent / 100, percent / 80))
+        drafters = drafters_of(verify, count, layers=True, draft=draft, prompt_ids=(1, 2, 3))
+        drafts = plan_together(drafters, after_plain_rounds())
+        for drafter, own in zip(drafters, drafts, strict=True):
+            assert drafter._round is not None
+            if (policy := drafter._round.fastest) is not None:
+                gain = policy.expected_tokens / policy.expected_seconds * drafter._round.verify[1]
+                gains[isinstance(own, LayerDraft)].append(gain)
+    assert min(gains[True]) >= LEAST_GAIN_TOGETHER
+    assert 1.0 < max(gains[False]) < LEAST_GAIN_TOGETHER, "what would have paid alone"
+
+
+def test_requests_of_a_batch_have_one_policy_whatever_they_have_seen() -> None:
+    """Their forwards are shared, so that who stops early saves little; policies are found once for all."""
+    draft = RowCosts((1, 32), (0.1, 0.2))
+    drafters = drafters_of(RowCosts((1, 32), (1.0, 1.3)), 3, layers=True, draft=draft, prompt_ids=(1, 2, 3))
+    confident, shared = drafters[0]._layer_plans._confident, drafters[0]._layer_plans._shared
+    before = shared.outlook()
+    for _ in range(300):
+        confident._count(5, False)
+    assert not confident.outlook().near(before, 0.25)
+    drafts = plan_together(drafters, after_plain_rounds())
+    assert all(isinstance(draft, LayerDraft) for draft in drafts)
+    policies = [drafter._round.fastest for drafter in drafters if drafter._round is not None]
+    assert policies[0] is policies[1] is policies[2] is not None
 
 
 def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None:

@@ -28,7 +28,7 @@ from selfspec.planning.allowance import (
     faded,
     stake,
 )
-from selfspec.planning.plans import MOST_DRAFTED, Plan, most_that_fits, plain
+from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, Plan, most_that_fits, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
 from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
@@ -266,7 +266,9 @@ class AutoDrafter(Drafter):
         planned.costs = costs
         fits = most_that_fits(costs[1], verify, stake(longest, verify[1]))
         fits = fits or min(1, most_that_fits(costs[1], verify, longest))
-        return self._layer_plans.fastest(fits, verify, costs, planned.drafting) if fits else None
+        if not fits:
+            return None
+        return self._layer_plans.fastest(fits, verify, costs, planned.drafting, together=planned.shared is not None)
 
     def _layer_draft(self, planned: Round, longest: float, worth: float) -> LayerDraft | MtpDraft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
@@ -277,7 +279,7 @@ class AutoDrafter(Drafter):
             return None
         plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
         planned.layers_are_worth = plan.worth(planned.rate)
-        if planned.layers_are_worth <= worth:
+        if planned.layers_are_worth <= worth or not self._promises_enough(planned, plan):
             return None
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
         copies, acceptance = self._known.copies, self._layer_plans.acceptance
@@ -288,14 +290,21 @@ class AutoDrafter(Drafter):
         follow = planned.follow if planned.layers_follow else None
         return layers.draft(LayerRound(plan.length, stop, planned.guess, append, forecast, follow))
 
+    @staticmethod
+    def _promises_enough(planned: Round, plan: Plan) -> bool:
+        """Whether a layer draft may make the other requests of a batch wait, if there are any."""
+        return planned.shared is None or plan.tokens_per_second * planned.of_layers[1] >= LEAST_GAIN_TOGETHER
+
     def _make_weights(self, planned: Round, layers: LayerChoice | HeadOfRequest, worth: float) -> None:
         """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.
 
         That is decided by drafts as long as is best: early ones are shorter, as little time was saved yet.
         """
         verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
-        fastest = self._layer_plans.fastest(MOST_DRAFTED, verify, costs, planned.drafting)
-        if Plan(fastest.limit, fastest.expected_tokens, fastest.expected_seconds).worth(planned.rate) <= worth:
+        together = planned.shared is not None
+        fastest = self._layer_plans.fastest(MOST_DRAFTED, verify, costs, planned.drafting, together=together)
+        plan = Plan(fastest.limit, fastest.expected_tokens, fastest.expected_seconds)
+        if plan.worth(planned.rate) <= worth or not self._promises_enough(planned, plan):
             return
         began = self._clock()
         if layers.copies.make_if_it_pays(verify[1] - 1 / fastest.rate, min(self._room, _EXPECTED_ROOM)):

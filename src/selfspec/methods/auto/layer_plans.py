@@ -91,7 +91,7 @@ class LayerPlans:
     """
 
     def __init__(self, confident: AcceptanceRate, policies: DraftPolicies | None = None) -> None:
-        self._confident = confident.of_request(_SHARED, _MEMORY)
+        self._shared, self._confident = confident, confident.of_request(_SHARED, _MEMORY)
         self._drafted = self._forwards = _FIRST_DRAFTED
         self._policies = policies or DraftPolicies()
 
@@ -100,7 +100,9 @@ class LayerPlans:
         """The mean probability that a drafted token is accepted."""
         return self._confident.outlook().mean
 
-    def fastest(self, most: int, verify: CostTable, draft: CostTable, drafting: int) -> DraftPolicy:
+    def fastest(
+        self, most: int, verify: CostTable, draft: CostTable, drafting: int, *, together: bool = False
+    ) -> DraftPolicy:
         """The policy that brings most tokens a second.
 
         Args:
@@ -108,8 +110,11 @@ class LayerPlans:
             verify: seconds of a round by its rows.
             draft: seconds of the draft's forward by its rows.
             drafting: requests that share it.
+            together: whether that is decided for all requests of a batch, by what all requests have seen.
         """
         limit = max(limit for limit in _LIMITS if limit <= most)
+        if together:
+            return self._policies.fastest(self._shared.outlook(), draft[1], verify, limit, drafting)
         each = draft[1] * self._forwards / self._drafted
         return self._policies.fastest(self._confident.outlook(), each, verify, limit, drafting)
 
