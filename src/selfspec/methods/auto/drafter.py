@@ -460,6 +460,7 @@ class AutoDrafter(Drafter):
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
         if self._layers is not None:
             self._layer_plans.fade(share)
+        self._known.fade(share)
         for trust in self._trust.values():
             trust.fade(share)
 
