@@ -11,12 +11,12 @@ import torch
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
+from selfspec.methods.auto.layer_drafts import LayerDrafts
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.naps import Naps
-from selfspec.methods.auto.planned import Round, forecast_of
-from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice, LayerRound
-from selfspec.planning.acceptance import CopiesToAppend, CopiesToConfirm
+from selfspec.methods.auto.planned import Round
+from selfspec.methods.auto.sources import HeadChoice, LayerChoice
 from selfspec.planning.allowance import (
     CREDIT,
     UNKNOWN,
@@ -28,9 +28,8 @@ from selfspec.planning.allowance import (
     faded,
     stake,
 )
-from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, Plan, most_that_fits, plain
+from selfspec.planning.plans import Plan, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
-from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.run_head import MtpText
@@ -64,6 +63,7 @@ class AutoDrafter(Drafter):
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
         self._layers = None if layers is None else layers.begin(prefill)
         self._layer_plans = LayerPlans(experience.confident, None if layers is None else layers.policies)
+        self._layer_drafts = LayerDrafts(self._layers, self._layer_plans, self._known.copies, clock)
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
@@ -135,10 +135,10 @@ class AutoDrafter(Drafter):
         assert self._taken.seconds is not None
         self._round = planned = replace(self._taken, drafting=drafting)
         longest = self.longest(planned.step)
-        planned.fastest = self._fastest(planned, longest)
+        planned.fastest = self._layer_drafts.fastest(planned, longest)
         known = Plan(planned.rows - 1, planned.expected, self._taken.seconds)
         worth = known.worth(planned.rate, self._trust[planned.name].value)
-        draft = self._layer_draft(planned, longest, worth)
+        draft = self._layer_drafts.draft(planned, longest, worth, self._expected_room)
         self._taken.preparing = planned.preparing
         if draft is None:
             self._without_layers = _MOST_FOLLOWED
@@ -160,7 +160,12 @@ class AutoDrafter(Drafter):
     @property
     def rounds_left(self) -> float:
         """Rounds of plain decoding after which it is expected to end, at its pace."""
-        return max(1, min(self._room, _EXPECTED_ROOM)) / self._pace.over_plain
+        return max(1, self._expected_room) / self._pace.over_plain
+
+    @property
+    def _expected_room(self) -> int:
+        """Tokens that the answer is expected to have still."""
+        return min(self._room, _EXPECTED_ROOM)
 
     @property
     def likelihood(self) -> float:
@@ -192,10 +197,10 @@ class AutoDrafter(Drafter):
     def _best(self, planned: Round, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rows = planned.known
-        planned.fastest = self._fastest(planned, longest)
+        planned.fastest = self._layer_drafts.fastest(planned, longest)
         planned.gain = self._known.gain_of_guess(rows[3] - rows[2], planned.rate)
         filled, worth = self._filled_rows(planned, longest)
-        draft = self._layer_draft(planned, longest, worth)
+        draft = self._layer_drafts.draft(planned, longest, worth, self._expected_room)
         if draft is not None:
             return draft
         return planned.plain() if filled is None else planned.take(filled)
@@ -253,63 +258,6 @@ class AutoDrafter(Drafter):
         filled = fill_rows(known, planned.known, self._pace.rate(step), stake(longest, step), planned.gain, trust)
         worth = filled.worth(rate, trust)
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
-
-    def _fastest(self, planned: Round, longest: float) -> DraftPolicy | None:
-        """The layer drafts that bring most tokens a second in rounds of at most ``longest``; ``None`` if none fit.
-
-        For a single token more may be staked, as it is the least that saves time for longer ones.
-        """
-        layers = self._layers
-        if layers is None or not layers.copies.ready:
-            return None
-        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
-        planned.costs = costs
-        fits = most_that_fits(costs[1], verify, stake(longest, verify[1]))
-        fits = fits or min(1, most_that_fits(costs[1], verify, longest))
-        if not fits:
-            return None
-        return self._layer_plans.fastest(fits, verify, costs, planned.drafting, together=planned.shared is not None)
-
-    def _layer_draft(self, planned: Round, longest: float, worth: float) -> LayerDraft | MtpDraft | None:
-        """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
-        layers, policy, verify, costs = self._layers, planned.fastest, planned.of_layers, planned.costs
-        if layers is None or policy is None:
-            if layers is not None and not layers.copies.ready and not layers.copies.failed:
-                self._make_weights(planned, layers, worth)
-            return None
-        plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
-        planned.layers_are_worth = plan.worth(planned.rate)
-        if planned.layers_are_worth <= worth or not self._promises_enough(planned, plan):
-            return None
-        left = longest - plan.length * costs[1] - verify[1 + plan.length]
-        copies, acceptance = self._known.copies, self._layer_plans.acceptance
-        planned.guess = CopiesToConfirm(copies, costs, left)
-        append = CopiesToAppend(copies, planned.guess, acceptance, verify, planned.rate, longest)
-        planned.name, planned.expected = layers.name, plan.tokens
-        stop, forecast = policy.begin(acceptance), forecast_of(plan, verify)
-        follow = planned.follow if planned.layers_follow else None
-        return layers.draft(LayerRound(plan.length, stop, planned.guess, append, forecast, follow))
-
-    @staticmethod
-    def _promises_enough(planned: Round, plan: Plan) -> bool:
-        """Whether a layer draft may make the other requests of a batch wait, if there are any."""
-        return planned.shared is None or plan.tokens_per_second * planned.of_layers[1] >= LEAST_GAIN_TOGETHER
-
-    def _make_weights(self, planned: Round, layers: LayerChoice | HeadOfRequest, worth: float) -> None:
-        """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.
-
-        That is decided by drafts as long as is best: early ones are shorter, as little time was saved yet.
-        """
-        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
-        together = planned.shared is not None
-        fastest = self._layer_plans.fastest(MOST_DRAFTED, verify, costs, planned.drafting, together=together)
-        plan = Plan(fastest.limit, fastest.expected_tokens, fastest.expected_seconds)
-        if plan.worth(planned.rate) <= worth or not self._promises_enough(planned, plan):
-            return
-        began = self._clock()
-        if layers.copies.make_if_it_pays(verify[1] - 1 / fastest.rate, min(self._room, _EXPECTED_ROOM)):
-            planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
-        planned.preparing += self._clock() - began
 
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
