@@ -99,7 +99,7 @@ class TextDrafter:
         count, accepted = len(written), common(self.drafted, written)
         self._copies.extend(written)
         for trust in self._trust.values():
-            trust.fade(faded(written))
+            trust.fade(faded(len(written)))
         if self.drafted:
             self._trust[self._offered.name].note(sum(self._offered.survival[: len(self.drafted)]), accepted)
         self._pace.note(count, self._seconds, self._step)

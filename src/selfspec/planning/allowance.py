@@ -193,12 +193,14 @@ class SharedAllowance:
     A round adds what its drafts saved, minus what it took more than a step, and a small share of a step. What was saved
     beyond the credit is forgotten with time. Where nothing is left, drafts are not looked for until half of the credit
     has come back. Nor are they before a first round of that number of requests, which says what plain decoding takes.
-    It lasts over batches.
+    It lasts over batches. A number of requests that was not there before begins with what the last one had left, so
+    that a batch whose requests end one after the other loses the credit once.
     """
 
     def __init__(self) -> None:
         self._left: dict[int, float] = {}
         self._pausing: set[int] = set()
+        self._last: int | None = None
 
     def allows(self, requests: int) -> bool:
         """Whether drafts are looked for in a batch of this many requests."""
@@ -210,7 +212,7 @@ class SharedAllowance:
 
     def note(self, requests: int, steps: float, gained: float) -> None:
         """Counts rounds that plain decoding plays in ``steps`` steps, and the steps that drafts gained or lost."""
-        left = self._left.get(requests, CREDIT) + gained + SHARED_DELTA * steps
+        left = self._begin(requests) + gained + SHARED_DELTA * steps
         if left > CREDIT:
             left = CREDIT + (left - CREDIT) * _KEPT**steps
         self._left[requests] = left
@@ -218,10 +220,25 @@ class SharedAllowance:
             self._pausing.add(requests)
         elif left >= CREDIT / 2:
             self._pausing.discard(requests)
+        self._last = requests
+
+    def _begin(self, requests: int) -> float:
+        """What this number of requests has left; where it is new, what the last one has, and it pauses as that does."""
+        if (left := self._left.get(requests)) is not None:
+            return left
+        if self._last is None:
+            return CREDIT
+        if self._last in self._pausing:
+            self._pausing.add(requests)
+        return min(CREDIT, self._left[self._last])
 
 
 class HostTime:
     """Seconds that rounds of a batch take beside forwards: with known tokens, with layers, and where none is sought.
+
+    They are counted for each request of a batch, and apart for numbers of requests of as many binary digits: a part of
+    them is the same for any number, so that a request of a large batch takes less than one of a small batch. What
+    drafts take more is that of the nearest number with which there were any.
 
     Attributes:
         allowance: what drafts of batches may still lose.
@@ -230,29 +247,33 @@ class HostTime:
 
     def __init__(self) -> None:
         self.allowance, self.trust = SharedAllowance(), Trust()
-        self._known, self._layers, self._plain = PlanningTime(), PlanningTime(), PlanningTime()
+        self._known, self._layers, self._plain = (dict[int, PlanningTime]() for _ in range(3))  # by digits
 
-    @property
-    def of_plain(self) -> float:
-        """What a round takes in which no drafts are sought; 0 before there was one."""
-        return self._plain.mean
+    def of_plain(self, requests: int) -> float:
+        """What a round takes in which no drafts are sought; 0 before there was one of about as many requests."""
+        each = self._plain.get(requests.bit_length())
+        return 0.0 if each is None else requests * each.mean
 
-    @property
-    def of_drafts(self) -> float:
+    def of_drafts(self, requests: int) -> float:
         """What a round with known tokens takes more."""
-        return max(0.0, self._known.mean - self._plain.mean)
+        return self._more(self._known, requests)
 
-    @property
-    def of_layers(self) -> float:
+    def of_layers(self, requests: int) -> float:
         """What a round in which layers draft takes more."""
-        return max(0.0, self._layers.mean - self._plain.mean)
+        return self._more(self._layers, requests)
 
-    def note(self, seconds: float, *, sought: bool = True, drafted: bool, layers: bool = False) -> None:
+    def note(self, requests: int, seconds: float, *, sought: bool = True, drafted: bool, layers: bool = False) -> None:
         """Counts a round; one in which drafts were sought in vain is of no kind."""
-        if drafted:
-            (self._layers if layers else self._known).note(seconds)
-        elif not sought:
-            self._plain.note(seconds)
+        if drafted or not sought:
+            kind = self._plain if not drafted else self._layers if layers else self._known
+            kind.setdefault(requests.bit_length(), PlanningTime()).note(seconds / requests)
+
+    def _more(self, kind: dict[int, PlanningTime], requests: int) -> float:
+        digits = requests.bit_length()
+        nearest = min(kind.keys() & self._plain.keys(), key=lambda own: (abs(own - digits), own), default=None)
+        if nearest is None:
+            return 0.0
+        return requests * max(0.0, kind[nearest].mean - self._plain[nearest].mean)
 
 
 class SharedRound:
@@ -300,7 +321,7 @@ class SharedRound:
         self._note_gain(verified)
         self._verify.note(verified, self._requests * verify_seconds)
         seconds, drafted = self._seconds / len(verified), max(verified) > self._requests
-        self._host.note(seconds, sought=self._sought, drafted=drafted, layers=made)
+        self._host.note(self._requests, seconds, sought=self._sought, drafted=drafted, layers=made)
         if len(self._forwards) == 1:  # times of different drafts are not told apart
             ((costs, many),) = self._forwards.items()
             costs.note(_together(many), self._requests * draft_seconds)
@@ -316,7 +337,7 @@ class SharedRound:
             rows = sum(max(0.0, self._verify(each) - step) for each in verified)
             ahead = max(0, self._before - self._after - len(verified))
             saved = self._step.saved(self._written, ahead)
-            host = max(0.0, self._seconds - len(verified) * self._host.of_plain)
+            host = max(0.0, self._seconds - len(verified) * self._host.of_plain(self._requests))
             gained = saved - rows - self._drafting - host
             self._host.trust.note(self._promised / step, saved / step)
         self._host.allowance.note(self._requests, len(verified), gained / step)
@@ -327,6 +348,6 @@ def _together(many: Sequence[Sequence[int]]) -> list[int]:
     return [sum(each) for each in zip_longest(*many, fillvalue=0)]
 
 
-def faded(committed: Sequence[int]) -> float:
+def faded(tokens: int) -> float:
     """The share of a record that is forgotten while tokens were written without a draft of that kind."""
-    return 1 - (1 - _FADE) ** len(committed)
+    return 1 - (1 - _FADE) ** tokens

@@ -21,6 +21,10 @@ are accepted less often than estimated.
 """
 
 
+LEAST_GAIN_TOGETHER = 1.1
+"""Times plain decoding that a layer draft in a batch has to promise: all requests wait for its forwards."""
+
+
 class Plan(NamedTuple):
     """A round: plain, of copied tokens, or of a layer draft, and what it is expected to bring."""
 
@@ -81,15 +85,16 @@ def with_caution(verify: CostTable, requests: int) -> CostTable:
     return [*verify[:2], *(more * seconds for seconds in verify[2:])]
 
 
-def least_acceptance(verify: CostTable) -> float:
-    """Acceptance of the first draft token below which no draft can pay, whatever it takes to draft.
+def least_acceptance(verify: CostTable, gain: float = 1.0) -> float:
+    """Acceptance of the first draft token below which no draft is ``gain`` times as fast as plain decoding.
 
-    ``k`` tokens that are accepted with at most this probability each commit at most ``k`` times as many.
+    That is whatever it takes to draft. ``k`` tokens that are accepted with at most this probability each commit at most
+    ``k`` times as many.
     """
-    return min((verify[1 + drafted] / verify[1] - 1) / drafted for drafted in range(1, MOST_DRAFTED + 1))
+    return min((gain * verify[1 + drafted] / verify[1] - 1) / drafted for drafted in range(1, MOST_DRAFTED + 1))
 
 
-def least_acceptance_of_layers(verify: CostTable, draft: CostTable) -> float:
+def least_acceptance_of_layers(verify: CostTable, draft: CostTable, gain: float = 1.0) -> float:
     """The same for a layer draft, each of whose forwards gives a token and confirms all guesses at best."""
     cheapest = min(draft[rows] / rows for rows in range(1, MOST_GUESSES + 2))
-    return least_acceptance(verify) + cheapest / verify[1]
+    return least_acceptance(verify, gain) + gain * cheapest / verify[1]

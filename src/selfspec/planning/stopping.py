@@ -84,7 +84,7 @@ class DraftPolicy:
     """
 
     def __init__(self, outlook: Outlook, draft: float, verify: CostTable, rate: float, limit: int) -> None:
-        self.outlook, self.draft, self.verify_one, self.rate, self.limit = outlook, draft, verify[1], rate, limit
+        self.outlook, self.draft, self.rate, self.limit = outlook, draft, rate, limit
         rows = np.array(verify[1 : limit + 2])
         gained = outlook.mean * _GRID  # by the next token
         added = np.empty((limit, 2, len(_GRID)))

@@ -248,6 +248,28 @@ def test_what_was_kept_of_a_busy_machine_gives_way_to_estimates(kept: Path, monk
     assert [output.token_ids for output in outputs] == 3 * [plain.token_ids]
 
 
+def test_low_bit_weights_that_are_made_stay_where_costs_are_estimated_again(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_preparation(monkeypatch, kept)
+    busy = RowCosts((1, 2, 4), (9.0, 80.0, 90.0))
+    trial = Trial(Assignment(FULL, Precision.of(8)), 0.9, RowCosts((1, 2), (2.0, 3.0)), ())
+    monkeypatch.setattr(preparation, "_find_out", lambda *_: Preparation(busy, trial))
+    engine = Engine(MODEL, method="auto")
+    assert isinstance(engine.method, Auto)
+    engine.warmup()
+    outputs = [engine.generate(prompt(20), max_new_tokens=48, ignore_eos=True) for _ in range(3)]
+    ready = engine.method._ready
+    assert not ready.preparation.measured, "steps took much less time than was measured"
+    assert ready.trial is not None
+    assert ready.trial.assignment == trial.assignment
+    assert 0 < ready.trial.costs(1) < ready.preparation.verify(1) < 1.0
+    assert ready.made == ready.trial
+    assert {form.bits for _, form in engine.target._low_bit._copies} == {8}
+    plain = Engine(MODEL, method="autoregressive").generate(prompt(20), max_new_tokens=48, ignore_eos=True)
+    assert [output.token_ids for output in outputs] == 3 * [plain.token_ids]
+
+
 def test_what_was_kept_stays_where_steps_take_as_long(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
     quick = RowCosts((1, 2, 4), (1e-6, 1e-6, 1e-6))

@@ -14,7 +14,7 @@ from helpers.auto import after_plain_rounds
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
-from selfspec.methods.auto.known import Experience
+from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
@@ -166,10 +166,17 @@ def play_run(
     adversaries: Sequence[Adversary],
     overhead: float,
     most: int,
+    clock: Clock | None = None,
+    began: float = 0.0,
 ) -> Iterator[tuple[list[int], float]]:
-    """Plays at most ``most`` rounds of all as one run; gives tokens and seconds of each, and lets drafters learn."""
+    """Plays at most ``most`` rounds of all as one run; gives tokens and seconds of each, and lets drafters learn.
+
+    What the clock counts from ``began`` on while they plan is a part of their time, beside ``overhead`` in each round.
+    """
+    clock = clock or Clock(0.0)
     rounds: list[list[RunRound]] = [[] for _ in drafters]
     total, planned = 0.0, [draft for draft in drafts if isinstance(draft, NoDraft | TokenDraft)]
+    planning = clock.now - began
     while len(planned) == len(drafters):
         own = [drafted_by(*each) for each in zip(planned, adversaries, strict=True)]
         for index, (draft, played, adversary) in enumerate(zip(planned, own, adversaries, strict=True)):
@@ -183,20 +190,27 @@ def play_run(
         if len(rounds[0]) == most:
             break
         follows = [draft.follow for draft in planned if draft.follow is not None]
+        before = clock.now
         laters = [follow(each[-1]) for follow, each in zip(follows, rounds, strict=True)]
         found = [later() if callable(later) else later for later in laters]
+        planning += clock.now - before
         planned = [draft for draft in found if draft is not None]
     for drafter, draft, played_rounds in zip(drafters, drafts, rounds, strict=True):
         token_ids = tuple(token for each in played_rounds for token in each.token_ids)
         outcome = acceptance.Acceptance(tuple(range(len(token_ids))), token_ids)
         empty = Proposal(torch.empty(0, dtype=torch.long), TokenTree.chain(0))
         share = 1 / len(drafters)
-        took = PhaseSeconds(select=overhead * len(played_rounds), verify=share * total)
+        took = PhaseSeconds(select=overhead * len(played_rounds) + share * planning, verify=share * total)
         drafter.learn(Feedback(draft, empty, outcome, lambda: torch.empty(0), {}, took, None, tuple(played_rounds)))
 
 
 def play(
-    tokens: int, adversaries: Sequence[Adversary], delta: float, overhead: float = 0.0, run: int = 1
+    tokens: int,
+    adversaries: Sequence[Adversary],
+    delta: float,
+    overhead: float = 0.0,
+    run: int = 1,
+    clock: Clock | None = None,
 ) -> Iterator[Moment]:
     """Plays rounds until every sequence has ``tokens`` tokens.
 
@@ -206,18 +220,20 @@ def play(
         delta: share of plain decoding's time that may be lost.
         overhead: seconds of planning and learning in a round of a sequence.
         run: most rounds of one sequence that follow each other in one call.
+        clock: which time passes on; one of its own if not given.
     """
     experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
-    verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), Clock(overhead / 2)
+    verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), clock or Clock(overhead / 2)
     drafters = [
         AutoDrafter(Prefill(PROMPT, 3, probe=None), experience, verify, layers, delta, clock)  # type: ignore[arg-type]
         for _ in adversaries
     ]
     written = [0] * len(drafters)
     while min(written) < tokens:
+        began = clock.now
         drafts = plan_together(drafters, after_plain_rounds())
         if run > 1 and all(isinstance(draft, NoDraft | TokenDraft) and draft.follow is not None for draft in drafts):
-            for counts, seconds in play_run(drafters, drafts, adversaries, overhead, run):
+            for counts, seconds in play_run(drafters, drafts, adversaries, overhead, run, clock, began):
                 written = [before + count for before, count in zip(written, counts, strict=True)]
                 clock.now += seconds
                 yield Moment(sum(written), clock.now, 0.0, [RUN])
@@ -324,6 +340,61 @@ def test_long_texts_stay_within_the_bound(
 def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:
     for written, seconds, *_ in play(400, [Adversary(lambda drafted: 0, token=few_tokens())], 0.02):
         assert written < 64 or seconds <= 1.03 * written * STEP
+
+
+PLANNING = 0.07 * STEP
+"""Seconds to plan a round, much more than the share of a step that may be lost; a tenth of it to read a token later."""
+
+
+def dear_planning(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock on which time passes whenever a round is planned, or tokens are looked through that were put off."""
+    clock, is_held_back, catch_up = Clock(0.0), AutoDrafter._is_held_back, KnownTokens.catch_up
+
+    def planned(self: AutoDrafter, *arguments: Any) -> bool:
+        clock.now += PLANNING
+        return is_held_back(self, *arguments)
+
+    def read(self: KnownTokens) -> int:
+        clock.now += 0.1 * PLANNING * len(self._unread)
+        return catch_up(self)
+
+    monkeypatch.setattr(AutoDrafter, "_is_held_back", planned)
+    monkeypatch.setattr(KnownTokens, "catch_up", read)
+    return clock
+
+
+BEYOND = 8 * PLANNING
+"""Seconds that are lost beyond the bound: the planning of a first run, which says what it takes, and after naps."""
+
+
+@pytest.mark.parametrize("run", [1, 12])
+def test_planning_that_is_dear_ends_where_nothing_may_be_drafted(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
+    adversary = Adversary(lambda drafted: 0, confidence=lambda: 0.9, token=few_tokens())
+    clock = dear_planning(monkeypatch)
+    drafted = 0
+    for written, seconds, _, parts in play(1000, [adversary], 0.02, 0.0, run, clock):
+        assert seconds <= most(written, 0.02, STEP) + BEYOND
+        drafted += parts != ["plain"]
+    assert drafted
+    assert clock.now > 1000 * STEP, "it never tried"
+
+
+@pytest.mark.parametrize("run", [1, 12])
+def test_a_request_that_was_held_back_drafts_again(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
+    """Nothing is right for 200 tokens, then everything is."""
+    written = [0]
+
+    def token() -> int:
+        written[0] += 1
+        return written[0] % 3
+
+    adversary = Adversary(lambda drafted: drafted if written[0] > 200 else 0, confirms=lambda: True, token=token)
+    moments = list(play(500, [adversary], 0.02, 0.0, run, dear_planning(monkeypatch)))
+    at = next(index for index, moment in enumerate(moments) if moment.written > 200)
+    gained = [after.written - before.written for before, after in itertools.pairwise(moments)]
+    assert max(gained[:at]) == 1
+    assert max(gained[at:]) > 4
+    assert moments[-1].seconds < 400 * STEP
 
 
 def test_a_draft_that_is_right_is_much_faster() -> None:

@@ -56,3 +56,38 @@ def test_how_often_both_are_right_is_learned(right: bool) -> None:
     assert (experience.agreed.rate(1) > before) == right
     guess(known, 2, 0.5)
     assert known.likeliest().survival[0] == pytest.approx(experience.agreed.rate(1))
+
+
+def test_a_guess_that_copies_say_too_promises_nothing() -> None:
+    """What a probe is worth is what it says beyond them, lately."""
+    known, experience = known_tokens(experience_of()), experience_of()
+    first = known.gain_of_guess(0.0, 1.0)
+    assert first == pytest.approx(experience.guesses.outlook().mean)
+    for token in (2, 3, 4, 9, 8) * 4:
+        guess(known, token, 0.5)
+        known.extend([token])
+        if token == 8:
+            known.extend([1])
+    copied = known.gain_of_guess(0.0, 1.0)
+    rate = known._guesses.outlook().mean
+    assert copied < 0.25 * rate
+    for token in range(100, 140):
+        guess(known, token, 0.5)
+        known.extend([token])
+    assert known.gain_of_guess(0.0, 1.0) > 0.8 * known._guesses.outlook().mean
+    before = known.gain_of_guess(0.0, 1.0) / known._guesses.outlook().mean
+    guess(known, 5, 0.5)
+    known.extend([6])
+    assert known.gain_of_guess(0.0, 1.0) == pytest.approx(before * known._guesses.outlook().mean), "it was wrong"
+
+
+def test_that_copies_say_what_guesses_say_is_forgotten() -> None:
+    known = known_tokens(experience_of())
+    for token in (2, 3, 4, 9, 8):
+        guess(known, token, 0.5)
+        known.extend([token])
+    low = known.gain_of_guess(0.0, 1.0)
+    known.fade(0.5)
+    assert low < known.gain_of_guess(0.0, 1.0) < known._guesses.outlook().mean
+    known.fade(1.0)
+    assert known.gain_of_guess(0.0, 1.0) == pytest.approx(known._guesses.outlook().mean)

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from helpers.models import build, prompt
-from selfspec.methods.auto.mask_embeddings import MaskEmbeddingRates, MaskEmbeddingsOfModel
+from selfspec.decoding.drafter import Prefill
+from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.known import Experience
+from selfspec.methods.auto.mask_embeddings import MaskEmbeddingRates, MaskEmbeddings, MaskEmbeddingsOfModel
+from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target
 
 
@@ -50,3 +56,25 @@ def test_the_embeddings_are_means() -> None:
             torch.testing.assert_close(mask_embeddings.chosen, mean)
         mask_embeddings.note(mask_embeddings.kind, right=False)
     assert seen == set(range(len(wanted)))
+
+
+def test_one_is_made_as_the_round_is_planned_and_counts_as_no_planning() -> None:
+    """What asks for it afterwards is the verification, whose time says what rows cost."""
+    now, made = [0.0], list[float]()
+
+    def make() -> torch.Tensor:
+        now[0] += 5.0
+        made.append(now[0])
+        return torch.ones(1)
+
+    mask_embeddings = MaskEmbeddings((make, make))
+    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
+    prefill = Prefill((1, 2, 3), 4, probe=None, room=99)  # type: ignore[arg-type]
+    verify = LiveCosts(RowCosts((1, 64), (1.0, 1.001)))
+    drafter = AutoDrafter(prefill, experience, verify, None, 0.02, lambda: now[0], mask_embeddings)
+    for _ in range(2):
+        drafter.plan()
+        assert len(made) == 1, "once"
+        assert drafter.mask_embedding is not None
+    assert made == [5.0]
+    assert drafter._planned == 0.0

@@ -104,6 +104,44 @@ def test_drafts_that_let_only_some_requests_end_sooner_gain_nothing() -> None:
     assert batch.seconds <= (ROOM + CREDIT + SHARED_DELTA * ROOM + overdrawn) * COSTS(COUNT)
 
 
+@pytest.mark.parametrize("others", [2, 32])
+def test_seeking_is_not_free_where_batches_of_another_size_take_longer(others: int) -> None:
+    """A part of the host's time is the same for any number of requests."""
+    host = HostTime()
+
+    def play(requests: int, *, drafts: bool = True) -> None:
+        for _ in range(40):
+            host.note(requests, 0.05 + 0.01 * requests, sought=False, drafted=False)
+            if drafts:
+                host.note(requests, 0.05 + 0.02 * requests, drafted=True)
+                host.note(requests, 0.05 + 0.04 * requests, drafted=True, layers=True)
+
+    play(others)
+    play(4, drafts=False)
+    assert host.of_drafts(4) == pytest.approx(0.04)
+    assert host.of_layers(4) == pytest.approx(0.12)
+    play(4)
+    play(others)
+    assert host.of_plain(4) == pytest.approx(0.09)
+    assert host.of_drafts(4) == pytest.approx(0.04)
+
+
+def test_a_batch_whose_requests_end_one_after_the_other_loses_the_credit_once() -> None:
+    allowance, lost = SharedAllowance(), 0.0
+    for requests in range(32, 1, -1):
+        allowance.note(requests, 4, 0.0)
+        for _ in range(20):
+            each = 0.1 if allowance.allows(requests) else 0.0
+            allowance.note(requests, 1, -each)
+            lost += each
+    assert CREDIT < lost < CREDIT + 0.1 + SHARED_DELTA * 31 * 24
+    allowance.note(33, 1, 0.0)
+    allowance.note(33, 1, 10.0)
+    allowance.note(34, 1, 0.0)
+    allowance.note(34, 1, -CREDIT - 0.1)
+    assert not allowance.allows(34), "what others have saved is not spent"
+
+
 def test_what_a_batch_may_lose_comes_back_and_is_not_saved_up_for_long() -> None:
     allowance = SharedAllowance()
     allowance.note(3, 1, 0.0)

@@ -11,11 +11,12 @@ from helpers.auto import after_plain_rounds, give
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine
-from selfspec.decoding.draft import NoDraft, Proposal, RunRound, TokenDraft
+from selfspec.decoding.draft import LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import together
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
+from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.planned import Round
 from selfspec.methods.auto.preparation import Preparation
 from selfspec.methods.auto.together import plan_together
@@ -25,6 +26,7 @@ from selfspec.planning import acceptance
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
 from selfspec.planning.allowance import HostTime, SharedRound
 from selfspec.planning.plans import (
+    LEAST_GAIN_TOGETHER,
     MOST_DRAFTED,
     best_guesses,
     least_acceptance,
@@ -50,9 +52,16 @@ ROWS = (1, 2, 4, 8, 16, 32)
 MEASURED = st.lists(st.floats(0.1, 1.0), min_size=6, max_size=6).map(lambda taken: RowCosts(ROWS, tuple(sorted(taken))))
 
 
-@given(MEASURED, MEASURED, st.integers(1, 16), st.floats(0.0, 0.999), st.integers(1, 32))
+@given(
+    MEASURED,
+    MEASURED,
+    st.integers(1, 16),
+    st.floats(0.0, 0.999),
+    st.integers(1, 32),
+    st.sampled_from([1.0, LEAST_GAIN_TOGETHER]),
+)
 def test_what_is_not_looked_for_could_not_have_paid(
-    verifying: RowCosts, drafting: RowCosts, count: int, share: float, copied: int
+    verifying: RowCosts, drafting: RowCosts, count: int, share: float, copied: int, gain: float
 ) -> None:
     verify, draft = verifying.table(count), drafting.table(count)
     best = plain(verify).tokens_per_second
@@ -60,10 +69,10 @@ def test_what_is_not_looked_for_could_not_have_paid(
     known = Known("copies", [1] * copied, [rate ** (index + 1) for index in range(copied)])
     filled = fill_rows(known, verify, best, float("inf"), 0.0, 1.0)
     assert filled.plan.tokens_per_second <= best * (1 + 1e-9)
-    rate = share * min(1.0, least_acceptance_of_layers(verify, draft))
+    rate = share * min(1.0, least_acceptance_of_layers(verify, draft, gain))
     _, each = best_guesses(draft, [1.0] * min(copied, 7))
     policy = DraftPolicy(Outlook(np.ones(1), np.array([rate])), each, verify, best, MOST_DRAFTED)
-    assert policy.expected_tokens / policy.expected_seconds <= best * (1 + 1e-6)
+    assert policy.expected_tokens / policy.expected_seconds <= best * gain * (1 + 1e-6)
 
 
 def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
@@ -94,12 +103,22 @@ def feedback_of(tokens: tuple[int, ...], seconds: float) -> Feedback:
     return Feedback(NoDraft(name="plain"), Proposal(nothing, EMPTY_TREE), accepted, nothing, {}, shares)
 
 
-def drafters_of(costs: RowCosts, count: int, *, layers: bool = False) -> list[AutoDrafter]:
+REPEATED = (1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3)
+
+
+def drafters_of(
+    costs: RowCosts,
+    count: int,
+    *,
+    layers: bool = False,
+    draft: RowCosts = LINEAR,
+    prompt_ids: tuple[int, ...] = REPEATED,
+) -> list[AutoDrafter]:
     features = (MATCH_LENGTH, PROBABILITY, CONFIDENCE)
     experience = Experience(*(acceptance.AcceptanceRate(feature) for feature in features))
     verify = LiveCosts(costs)
-    choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(LINEAR, verify)) if layers else None
-    prefill: Any = Prefill((1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), 4, probe=None)  # type: ignore[arg-type]
+    choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(draft, verify)) if layers else None
+    prefill: Any = Prefill(prompt_ids, 4, probe=None)  # type: ignore[arg-type]
     return [AutoDrafter(prefill, experience, verify, choice, 0.02) for _ in range(count)]
 
 
@@ -127,6 +146,23 @@ def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> Non
     assert parts_of(drafters[:1]) == ["copies"]
     assert drafters[0]._known.copies.match_length == 13
     assert drafters[0]._known.copies._text._own.tokens[-5:] == [1, 2, 3, 4, 1]
+
+
+def test_what_is_forgotten_while_nothing_is_sought_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, fade = list[float](), LayerPlans.fade
+    monkeypatch.setattr(LayerPlans, "fade", lambda self, share: (shares.append(share), fade(self, share)))
+    drafters = drafters_of(LINEAR, 2, layers=True)
+    drafters[0]._layer_plans.note([0.9, 0.9], 1)
+    before = list(drafters[0]._layer_plans._confident._trials)
+    for _ in range(3):
+        assert parts_of(drafters) == 2 * ["plain"]
+        for drafter in drafters:
+            drafter._round = Round(2, 1, (), (), None, shared_round(drafters))
+            drafter.learn(feedback_of((7, 8), 1.0))
+    assert not shares
+    drafters[0].plan()
+    assert shares == pytest.approx([1 - 0.98**6])
+    assert drafters[0]._layer_plans._confident._trials == pytest.approx([0.98**6 * each for each in before])
 
 
 @needs_kernels
@@ -168,6 +204,37 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     assert not drafters[0].layers_may_gain(0.6), "for some tokens"
     drafters[0].learn_of_run(RunRound(NoDraft(), (), (7,) * 16))
     assert drafters[0].layers_may_gain(0.6)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_layers_draft_in_a_batch_where_they_promise_a_tenth_more(count: int) -> None:
+    verify, gains = RowCosts((1, 32), (1.0, 1.3)), dict[bool, list[float]]({True: [], False: []})
+    for percent in range(5, 100, 2):
+        draft = RowCosts((1, 32), (percent / 100, percent / 80))
+        drafters = drafters_of(verify, count, layers=True, draft=draft, prompt_ids=(1, 2, 3))
+        drafts = plan_together(drafters, after_plain_rounds())
+        for drafter, own in zip(drafters, drafts, strict=True):
+            assert drafter._round is not None
+            if (policy := drafter._round.fastest) is not None:
+                gain = policy.expected_tokens / policy.expected_seconds * drafter._round.verify[1]
+                gains[isinstance(own, LayerDraft)].append(gain)
+    assert min(gains[True]) >= LEAST_GAIN_TOGETHER
+    assert 1.0 < max(gains[False]) < LEAST_GAIN_TOGETHER, "what would have paid alone"
+
+
+def test_requests_of_a_batch_have_one_policy_whatever_they_have_seen() -> None:
+    """Their forwards are shared, so that who stops early saves little; policies are found once for all."""
+    draft = RowCosts((1, 32), (0.1, 0.2))
+    drafters = drafters_of(RowCosts((1, 32), (1.0, 1.3)), 3, layers=True, draft=draft, prompt_ids=(1, 2, 3))
+    confident, shared = drafters[0]._layer_plans._confident, drafters[0]._layer_plans._shared
+    before = shared.outlook()
+    for _ in range(300):
+        confident._count(5, False)
+    assert not confident.outlook().near(before, 0.25)
+    drafts = plan_together(drafters, after_plain_rounds())
+    assert all(isinstance(draft, LayerDraft) for draft in drafts)
+    policies = [drafter._round.fastest for drafter in drafters if drafter._round is not None]
+    assert policies[0] is policies[1] is policies[2] is not None
 
 
 def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None:
@@ -213,14 +280,14 @@ def test_a_batch_verifies_known_tokens_in_runs(monkeypatch: pytest.MonkeyPatch) 
 def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> None:
     host = after_plain_rounds()
     for _ in range(20):
-        host.note(0.1, sought=False, drafted=False)
-        host.note(0.12, drafted=True)
-    assert host.of_drafts == pytest.approx(0.02)
+        host.note(4, 0.1, sought=False, drafted=False)
+        host.note(4, 0.12, drafted=True)
+    assert host.of_drafts(4) == pytest.approx(0.02)
     assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["copies"]
     for _ in range(60):
-        host.note(9.0, drafted=False)  # of neither kind
-        host.note(20.0, drafted=True)
-    assert host.of_drafts > 10
+        host.note(4, 9.0, drafted=False)  # of neither kind
+        host.note(4, 20.0, drafted=True)
+    assert host.of_drafts(4) > 10
     drafts = plan_together(drafters_of(CHEAP, 4), host)
     assert [draft.name for draft in drafts] == 4 * ["plain"]
     assert all(isinstance(draft, NoDraft) and draft.follow is not None for draft in drafts), "steps follow each other"

@@ -11,11 +11,12 @@ import torch
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
+from selfspec.methods.auto.layer_drafts import LayerDrafts
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.methods.auto.planned import Round, forecast_of
-from selfspec.methods.auto.sources import HeadChoice, HeadOfRequest, LayerChoice, LayerRound
-from selfspec.planning.acceptance import CopiesToAppend, CopiesToConfirm
+from selfspec.methods.auto.naps import Naps
+from selfspec.methods.auto.planned import Round
+from selfspec.methods.auto.sources import HeadChoice, LayerChoice
 from selfspec.planning.allowance import (
     CREDIT,
     UNKNOWN,
@@ -27,9 +28,8 @@ from selfspec.planning.allowance import (
     faded,
     stake,
 )
-from selfspec.planning.plans import MOST_DRAFTED, Plan, most_that_fits, plain
+from selfspec.planning.plans import Plan, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
-from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.run_head import MtpText
@@ -62,10 +62,12 @@ class AutoDrafter(Drafter):
         self.verify_costs = verify
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
         self._layers = None if layers is None else layers.begin(prefill)
-        self._layer_plans = LayerPlans(experience.confident)
+        self._layer_plans = LayerPlans(experience.confident, None if layers is None else layers.policies)
+        self._layer_drafts = LayerDrafts(self._layers, self._layer_plans, self._known.copies, clock)
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
+        self._naps = Naps()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._room = prefill.room
         self._clock = clock
@@ -75,12 +77,13 @@ class AutoDrafter(Drafter):
         self._taken: Round | None = None
         self._without_layers = 0  # tokens that are written before a batch thinks of layers again
         self._followed = 0  # tokens of the run that was learned from already
+        self._napped = 0  # rounds of the run in which nothing was planned
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
-        began = self._clock()
-        self._known.catch_up()
+        began, naps = self._clock(), self._naps.on
+        preparing = 0.0 if naps else self._catch_up(pays=True)
         forwards, certain = self.verify_costs.now(), self.verify_costs.doubt <= UNKNOWN
         follow, runs = self._follow if certain else None, self._runs and certain
         known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean) if runs else ()
@@ -90,12 +93,13 @@ class AutoDrafter(Drafter):
             verify = self._overhead.added_to(forwards, self._planning.mean)
         known = known or verify
         layers_follow = follow is not None and self.mtp_text is not None
-        self._round = planned = Round(1, 1, verify, known, follow, None, layers_follow, verify[1])
-        self._followed = 0
+        self._round = planned = Round(1, 1, verify, known, follow, None, naps, layers_follow, verify[1])
+        planned.preparing, self._followed, self._napped = preparing, 0, 0
         longest = self.longest(verify[1])
-        draft = planned.plain(held_back=True) if longest <= known[2] or not certain else self._best(planned, longest)
+        is_plain = naps or not certain or self._is_held_back(planned, longest)
+        draft = planned.plain(held_back=True) if is_plain else self._best(planned, longest)
         if planned.gain:
-            self._known.mask_embeddings.choose()
+            self._choose_mask_embedding(planned)
         self._planned = self._clock() - began - planned.preparing
         return draft
 
@@ -105,7 +109,8 @@ class AutoDrafter(Drafter):
 
     def begin(self, planned: Round) -> None:
         """Begins a round in a batch, or several of a run, whose tokens are then offered and taken."""
-        self._known.catch_up()
+        self._naps.end()
+        self._catch_up()
         self._round, self._followed = planned, 0
 
     def offer(self) -> Known:
@@ -130,10 +135,10 @@ class AutoDrafter(Drafter):
         assert self._taken.seconds is not None
         self._round = planned = replace(self._taken, drafting=drafting)
         longest = self.longest(planned.step)
-        planned.fastest = self._fastest(planned, longest)
+        planned.fastest = self._layer_drafts.fastest(planned, longest)
         known = Plan(planned.rows - 1, planned.expected, self._taken.seconds)
         worth = known.worth(planned.rate, self._trust[planned.name].value)
-        draft = self._layer_draft(planned, longest, worth)
+        draft = self._layer_drafts.draft(planned, longest, worth, self._expected_room)
         self._taken.preparing = planned.preparing
         if draft is None:
             self._without_layers = _MOST_FOLLOWED
@@ -149,12 +154,18 @@ class AutoDrafter(Drafter):
         """Whether layers promise at least this acceptance rate."""
         if self._layers is None or self._without_layers > 0 or least > 1:
             return False
+        self._catch_up()
         return self._layer_plans.likelihood >= least
 
     @property
     def rounds_left(self) -> float:
         """Rounds of plain decoding after which it is expected to end, at its pace."""
-        return max(1, min(self._room, _EXPECTED_ROOM)) / self._pace.over_plain
+        return max(1, self._expected_room) / self._pace.over_plain
+
+    @property
+    def _expected_room(self) -> int:
+        """Tokens that the answer is expected to have still."""
+        return min(self._room, _EXPECTED_ROOM)
 
     @property
     def likelihood(self) -> float:
@@ -186,10 +197,10 @@ class AutoDrafter(Drafter):
     def _best(self, planned: Round, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rows = planned.known
-        planned.fastest = self._fastest(planned, longest)
+        planned.fastest = self._layer_drafts.fastest(planned, longest)
         planned.gain = self._known.gain_of_guess(rows[3] - rows[2], planned.rate)
         filled, worth = self._filled_rows(planned, longest)
-        draft = self._layer_draft(planned, longest, worth)
+        draft = self._layer_drafts.draft(planned, longest, worth, self._expected_room)
         if draft is not None:
             return draft
         return planned.plain() if filled is None else planned.take(filled)
@@ -199,11 +210,16 @@ class AutoDrafter(Drafter):
         planned = self._round
         assert planned is not None
         self.learn_of_run(played)
+        if self._naps.on:
+            planned.naps = True
+            return planned.plain(held_back=True)
+        planned.naps = False
+        planned.preparing += self._catch_up(pays=True)
         self._known.read_guess(played.guess)
         if not planned.layers_follow and planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self.longest(planned.verify[1])
-        if longest <= planned.known[2]:
+        if self._is_held_back(planned, longest):
             return planned.plain(held_back=True)
         if planned.layers_follow:
             draft = self._best(planned, longest)
@@ -213,6 +229,23 @@ class AutoDrafter(Drafter):
         if worth < planned.layers_are_worth:
             return None
         return planned.plain() if filled is None else planned.take(filled)
+
+    def _choose_mask_embedding(self, planned: Round) -> None:
+        """Chooses the mask embedding of probes, and makes it now: later that would count as the verification's time."""
+        embeddings = self._known.mask_embeddings
+        embeddings.choose()
+        if not embeddings.is_made:
+            began = self._clock()
+            embeddings.make()
+            planned.preparing += self._clock() - began
+
+    def _is_held_back(self, planned: Round, longest: float) -> bool:
+        """Whether no draft fits in ``longest`` seconds; then nothing is planned for a while."""
+        if longest > planned.known[2]:
+            self._naps.end()
+            return False
+        self._naps.begin()
+        return True
 
     def _filled_rows(self, planned: Round, longest: float) -> tuple[FilledRows | None, float]:
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
@@ -226,54 +259,6 @@ class AutoDrafter(Drafter):
         worth = filled.worth(rate, trust)
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
 
-    def _fastest(self, planned: Round, longest: float) -> DraftPolicy | None:
-        """The layer drafts that bring most tokens a second in rounds of at most ``longest``; ``None`` if none fit.
-
-        For a single token more may be staked, as it is the least that saves time for longer ones.
-        """
-        layers = self._layers
-        if layers is None or not layers.copies.ready:
-            return None
-        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
-        planned.costs = costs
-        fits = most_that_fits(costs[1], verify, stake(longest, verify[1]))
-        fits = fits or min(1, most_that_fits(costs[1], verify, longest))
-        return self._layer_plans.fastest(fits, verify, costs, planned.drafting) if fits else None
-
-    def _layer_draft(self, planned: Round, longest: float, worth: float) -> LayerDraft | MtpDraft | None:
-        """A layer draft that is worth more than ``worth``, if there is one and its weights are made."""
-        layers, policy, verify, costs = self._layers, planned.fastest, planned.of_layers, planned.costs
-        if layers is None or policy is None:
-            if layers is not None and not layers.copies.ready and not layers.copies.failed:
-                self._make_weights(planned, layers, worth)
-            return None
-        plan = Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
-        planned.layers_are_worth = plan.worth(planned.rate)
-        if planned.layers_are_worth <= worth:
-            return None
-        left = longest - plan.length * costs[1] - verify[1 + plan.length]
-        copies, acceptance = self._known.copies, self._layer_plans.acceptance
-        planned.guess = CopiesToConfirm(copies, costs, left)
-        append = CopiesToAppend(copies, planned.guess, acceptance, verify, planned.rate, longest)
-        planned.name, planned.expected = layers.name, plan.tokens
-        stop, forecast = policy.begin(acceptance), forecast_of(plan, verify)
-        follow = planned.follow if planned.layers_follow else None
-        return layers.draft(LayerRound(plan.length, stop, planned.guess, append, forecast, follow))
-
-    def _make_weights(self, planned: Round, layers: LayerChoice | HeadOfRequest, worth: float) -> None:
-        """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.
-
-        That is decided by drafts as long as is best: early ones are shorter, as little time was saved yet.
-        """
-        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
-        fastest = self._layer_plans.fastest(MOST_DRAFTED, verify, costs, planned.drafting)
-        if Plan(fastest.limit, fastest.expected_tokens, fastest.expected_seconds).worth(planned.rate) <= worth:
-            return
-        began = self._clock()
-        if layers.copies.make_if_it_pays(verify[1] - 1 / fastest.rate, min(self._room, _EXPECTED_ROOM)):
-            planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
-        planned.preparing += self._clock() - began
-
     def learn(self, feedback: Feedback) -> None:
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
@@ -283,27 +268,27 @@ class AutoDrafter(Drafter):
         if feedback.run and planned.verify:
             self._learn_from_run(planned, feedback, began)
             return
-        self._room -= len(committed)
-        self._without_layers -= len(committed)
+        naps = self._naps.on or not planned.verify
+        self._count(len(committed))
         if not planned.verify:
             assert planned.shared is not None
             self._known.put_off(committed)
-            self._forget(faded(committed))
             seconds = feedback.seconds
             host = seconds.select + seconds.other + self._clock() - began - planned.preparing
             tokens = len(committed)
             planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
             return
-        self._runs = self._runs and (planned.follow is None or planned.shared is not None)
-        self._known.extend(committed)
+        if planned.shared is None and isinstance(feedback.draft, RunDraft) and feedback.draft.follow is not None:
+            self._runs = False  # it could have been followed
+        (self._known.put_off if naps else self._known.extend)(committed)
         drafting = planned.expected_drafting(feedback)
         if planned.guess is not None:
             confidences = feedback.proposal.confidences
             self._layer_plans.note(confidences, feedback.accepted)
             if confidences:
                 self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
-        else:
-            self._forget(faded(committed))
+        elif not naps:
+            self._forget(faded(len(committed)))
         self._known.read_guess(feedback.guess)
         if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
@@ -311,8 +296,14 @@ class AutoDrafter(Drafter):
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
         spent = planned.seconds_of(rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
-            spent += self._learn_costs(rows, seconds, self._forwards(planned, feedback))
-            self._planning.note(self._planned + self._clock() - began)
+            beside = self._learn_costs(rows, seconds, self._forwards(planned, feedback))
+            took = self._planned + self._clock() - began
+            if planned.naps:
+                self._naps.note_rounds(1, took)
+                beside = self._naps.round_seconds
+            else:
+                self._planning.note(took)
+            spent += beside
         self._pace.note(len(committed), spent, planned.step)
         self._allowance.note(len(committed), spent, planned.step)
         if planned.shared is not None:
@@ -345,18 +336,48 @@ class AutoDrafter(Drafter):
         planned, token_ids = self._round, played.token_ids
         assert planned is not None
         self._followed += len(token_ids)
-        self._room -= len(token_ids)
-        self._without_layers -= len(token_ids)
+        if self._naps.on:
+            self._known.put_off(token_ids)
+        else:
+            self._learn_of_tokens(planned, played)
+        self._count(len(token_ids))
+        step = planned.step
+        if planned.naps:
+            self._napped += 1
+            seconds = step + self._naps.round_seconds
+        else:
+            seconds = planned.seconds_in_run(len(played.drafted))
+        self._pace.note(len(token_ids), seconds, step)
+        self._allowance.note(len(token_ids), seconds, step)
+
+    def _learn_of_tokens(self, planned: Round, played: RunRound) -> None:
+        """Scores by the tokens of a round what was known, and what was drafted."""
+        token_ids = played.token_ids
         self._known.extend(token_ids)
         if planned.guess is None:
-            self._forget(faded(token_ids))
+            self._forget(faded(len(token_ids)))
         else:
             self._layer_plans.note(played.confidences, played.accepted)
         if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
-        seconds, step = planned.seconds_in_run(len(played.drafted)), planned.step
-        self._pace.note(len(token_ids), seconds, step)
-        self._allowance.note(len(token_ids), seconds, step)
+
+    def _count(self, tokens: int) -> None:
+        """Counts tokens that were written."""
+        self._room -= tokens
+        self._without_layers -= tokens
+        self._naps.pass_by(tokens)
+
+    def _catch_up(self, *, pays: bool = False) -> float:
+        """Looks through the tokens that were put off; returns the seconds of that, which a request alone ``pays``."""
+        if not self._known.has_unread:
+            return 0.0
+        began = self._clock()
+        tokens = self._known.catch_up()
+        self._forget(faded(tokens))
+        seconds = self._clock() - began
+        if pays:
+            self._allowance.note(0, self._naps.reading(tokens, seconds), 0.0)
+        return seconds
 
     def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:
         """Learns from the last round of a run, and from the time that all took."""
@@ -376,12 +397,18 @@ class AutoDrafter(Drafter):
         if self._layers is not None and (forwards := self._layers.timed((1,) * drafted)):
             self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
-        self._planning_of_runs.note((seconds.select - planned.preparing) / len(rows))
+        selecting, rounds = seconds.select - planned.preparing, len(rows) - self._napped
+        if rounds > 0:
+            napping = self._napped * self._naps.round_seconds
+            self._planning_of_runs.note(max(0.0, selecting - napping) / rounds)
+        else:
+            self._naps.note_rounds(len(rows), selecting)
 
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
         if self._layers is not None:
             self._layer_plans.fade(share)
+        self._known.fade(share)
         for trust in self._trust.values():
             trust.fade(share)
 
@@ -389,5 +416,5 @@ class AutoDrafter(Drafter):
         """Scores what could have been copied in a round that another drafter of the request planned."""
         if self._layers is not None:
             self._layers.learn(feedback)
-        self._known.catch_up()
+        self._catch_up()
         self._known.extend(feedback.acceptance.token_ids)

@@ -11,6 +11,12 @@ from selfspec.planning.rows import Known, gain_of_guess
 
 COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
 
+_NEW = 2.0
+"""Guesses that were right and no copies, with which a request begins."""
+
+_FADING = 0.95
+"""Share that is kept of what was counted, with each guess that was right."""
+
 LIKELIEST = 0.95
 """Acceptance rate that is never exceeded. If drafting would not pay at it, a batch does not search for copies."""
 
@@ -44,6 +50,7 @@ class KnownTokens:
         self._guesses = experience.guesses.of_request()
         self._agreed = experience.agreed.of_request()
         self._guess = Guess()
+        self._right = self._novel = _NEW  # guesses that were right, and those of them that no copy said
         self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
 
     @property
@@ -52,13 +59,21 @@ class KnownTokens:
         return self._guess.token is not None or bool(self.copies.match_length)
 
     @property
+    def has_unread(self) -> bool:
+        """Whether tokens were put off."""
+        return bool(self._unread)
+
+    @property
     def likelihood(self) -> float:
         """The probability that the next token is known, at most ``LIKELIEST``."""
         return LIKELIEST if self._guess.token is not None else min(self.copies.likelihood, LIKELIEST)
 
     def gain_of_guess(self, row: float, rate: float) -> float:
-        """What a guess of the next round's first draft token is worth, in tokens (``planning.rows``)."""
-        return gain_of_guess(self._guesses.outlook(), row, rate)
+        """What a guess of the next round's first draft token is worth, in tokens (``planning.rows``).
+
+        Those that are right where a copy says the same are worth nothing: the token is verified without them.
+        """
+        return gain_of_guess(self._guesses.outlook(), row, rate) * self._novel / self._right
 
     def likeliest(self) -> Known:
         """The tokens that are likeliest to come next."""
@@ -83,15 +98,20 @@ class KnownTokens:
         self.copies.extend(token_ids)
 
     def put_off(self, token_ids: Sequence[int]) -> None:
-        """The same for a round of plain decoding in a batch; ``catch_up`` looks for copies in it."""
+        """The same for a round for which nothing was planned; ``catch_up`` looks for copies in it."""
         self._score_guess(token_ids)
         self._unread += token_ids
 
-    def catch_up(self) -> None:
-        """Looks for copies in the tokens that were put off."""
-        if self._unread:
-            self.copies.extend(self._unread)
-            self._unread = []
+    def catch_up(self) -> int:
+        """Looks for copies in the tokens that were put off; returns how many there were."""
+        unread, self._unread = self._unread, []
+        self.copies.extend(unread)
+        return len(unread)
+
+    def fade(self, share: float) -> None:
+        """Forgets a share of how often copies said what guesses say."""
+        self._right -= share * (self._right - _NEW)
+        self._novel -= share * (self._novel - _NEW)
 
     def read_guess(self, guess: tuple[int, float] | None) -> None:
         """Takes what the probe after the last accepted row gave, if there is one."""
@@ -101,8 +121,12 @@ class KnownTokens:
     def _score_guess(self, committed: Sequence[int]) -> None:
         if self._guess.token is not None:
             right, match = committed[0] == self._guess.token, self.copies.match_after()
-            if match.length and self.copies.tokens(match, 1) == [self._guess.token]:
+            agrees = bool(match.length) and self.copies.tokens(match, 1) == [self._guess.token]
+            if agrees:
                 self._agreed.note(right, match.length)
+            if right:
+                self._right = _NEW + _FADING * (self._right - _NEW) + 1
+                self._novel = _NEW + _FADING * (self._novel - _NEW) + (not agrees)
             self._guesses.note(right, self._guess.confidence)
             self.mask_embeddings.note(self._guess.mask, right)
         self._guess = Guess()

@@ -1,14 +1,15 @@
-"""How long a layer draft of one request goes on, by the confidences that its drafts have had."""
+"""How long layer drafts go on, by the confidences that its drafts have had."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from selfspec.planning.acceptance import AcceptanceRate
 from selfspec.planning.plans import MOST_DRAFTED
-from selfspec.planning.stopping import DraftPolicy
+from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import CostTable
 
 _NEAR, _NEAR_STEP = 0.25, 0.05
-"""Relative difference of acceptances and drafts, and of a step, up to which decisions by earlier ones are as good.
+"""Relative difference of acceptances and drafts, and of rounds, up to which decisions by earlier ones are as good.
 
 What is worth most depends on the seconds of a step directly: drafts are compared with rounds by the costs of today.
 """
@@ -29,41 +30,93 @@ _FADING = 0.9
 """Share that is kept of what was counted, with each draft."""
 
 
-class LayerPlans:
-    """The stopping rules of a request's layer drafts, and what it has seen of their tokens."""
+_KEPT = 4
+"""Policies of one number of requests and one limit that are kept: texts differ in what is accepted."""
 
-    def __init__(self, confident: AcceptanceRate) -> None:
-        self._confident = confident.of_request(_SHARED, _MEMORY)
+
+class _Known(NamedTuple):
+    """A policy, and the costs of a round that it was found for: of one row, of two, and of all."""
+
+    policy: DraftPolicy
+    costs: tuple[float, float, float]
+
+    def serves(self, outlook: Outlook, each: float, costs: tuple[float, float, float]) -> bool:
+        """Whether it decides as the best policy of today would."""
+        return (
+            abs(self.policy.draft - each) <= _NEAR * each
+            and all(abs(own - now) <= _NEAR_STEP * now for own, now in zip(self.costs, costs, strict=True))
+            and self.policy.outlook.near(outlook, _NEAR)
+        )
+
+
+class DraftPolicies:
+    """The policies that were found for layer drafts, for all requests. May be used by several threads.
+
+    A policy takes much longer to find than a round takes to plan; requests of a model hardly differ in it.
+    """
+
+    def __init__(self) -> None:
+        # By the number of requests that share the forwards of a draft, and by their limit; the latest first. Entries
+        # are replaced whole: what two threads find at the same time, one of them finds again.
+        self._known: dict[tuple[int, int], tuple[_Known, ...]] = {}
+        self._rates: dict[int, float] = {}  # that were found last, by the number of requests
+
+    def fastest(self, outlook: Outlook, each: float, verify: CostTable, limit: int, drafting: int) -> DraftPolicy:
+        """The policy that brings most tokens a second; one that was found before, where it would decide the same.
+
+        Args:
+            outlook: what the next tokens will be like.
+            each: seconds of a drafted token.
+            verify: seconds of a round by its rows.
+            limit: most tokens, 1 or more.
+            drafting: requests that share the forwards of the draft.
+        """
+        known = self._known.get((drafting, limit), ())
+        costs = (verify[1], verify[2], verify[1 + limit])
+        for own in known:
+            if own.serves(outlook, each, costs):
+                return own.policy
+        policy = DraftPolicy.fastest(outlook, each, verify, limit, self._rates.get(drafting, 0.0))
+        self._rates[drafting] = policy.rate
+        self._known[drafting, limit] = (_Known(policy, costs), *known[: _KEPT - 1])
+        return policy
+
+
+class LayerPlans:
+    """What a request has seen of the tokens of layer drafts, and when such a draft of it ends.
+
+    Args:
+        confident: what all requests have seen.
+        policies: that were found for all requests.
+    """
+
+    def __init__(self, confident: AcceptanceRate, policies: DraftPolicies | None = None) -> None:
+        self._shared, self._confident = confident, confident.of_request(_SHARED, _MEMORY)
         self._drafted = self._forwards = _FIRST_DRAFTED
-        # By the number of requests that share the forwards of a draft, and by their limit.
-        self._policies: dict[tuple[int, int], DraftPolicy] = {}
+        self._policies = policies or DraftPolicies()
 
     @property
     def likelihood(self) -> float:
         """The mean probability that a drafted token is accepted."""
         return self._confident.outlook().mean
 
-    def fastest(self, most: int, verify: CostTable, draft: CostTable, drafting: int) -> DraftPolicy:
-        """The policy that brings most tokens a second; the last one, where it would decide the same.
+    def fastest(
+        self, most: int, verify: CostTable, draft: CostTable, drafting: int, *, together: bool = False
+    ) -> DraftPolicy:
+        """The policy that brings most tokens a second.
 
         Args:
             most: tokens of a draft, 1 or more.
             verify: seconds of a round by its rows.
             draft: seconds of the draft's forward by its rows.
             drafting: requests that share it.
+            together: whether that is decided for all requests of a batch, by what all requests have seen.
         """
         limit = max(limit for limit in _LIMITS if limit <= most)
-        outlook, known = self._confident.outlook(), self._policies.get((drafting, limit))
+        if together:
+            return self._policies.fastest(self._shared.outlook(), draft[1], verify, limit, drafting)
         each = draft[1] * self._forwards / self._drafted
-        if (
-            known is None
-            or abs(known.draft - each) > _NEAR * each
-            or abs(known.verify_one - verify[1]) > _NEAR_STEP * verify[1]
-            or not known.outlook.near(outlook, _NEAR)
-        ):
-            known = DraftPolicy.fastest(outlook, each, verify, limit, 0.0 if known is None else known.rate)
-            self._policies[drafting, limit] = known
-        return known
+        return self._policies.fastest(self._confident.outlook(), each, verify, limit, drafting)
 
     def acceptance(self, confidence: float) -> float:
         """The probability that a drafted token is accepted if all before it are."""

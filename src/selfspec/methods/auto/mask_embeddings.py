@@ -49,7 +49,8 @@ class MaskEmbeddingRates:
 class MaskEmbeddings:
     """The mask embeddings of one request: zero, the mean of its prompt's and the mean of the vocabulary's.
 
-    Embedding-space probing (arXiv 2603.17942) takes the mean of the prompt. Each is made when it is first used.
+    Embedding-space probing (arXiv 2603.17942) takes the mean of the prompt. Each is made when it is first used,
+    or before (``make``).
 
     Args:
         makers: make them, ``[hidden]`` in the model's dtype; ``None`` is zero.
@@ -62,14 +63,26 @@ class MaskEmbeddings:
     def __init__(
         self, makers: Sequence[Callable[[], torch.Tensor | None]] = (), rates: MaskEmbeddingRates | None = None
     ) -> None:
-        self._makers = tuple(cache(make) for make in makers) or (lambda: None,)
+        self._makers = tuple(makers) or (lambda: None,)
+        self._made: dict[int, torch.Tensor | None] = {}
         self._rates = rates or MaskEmbeddingRates(len(self._makers))
         self.kind = 0
 
     @property
     def chosen(self) -> torch.Tensor | None:
         """That of the coming rounds, ``[hidden]``; ``None`` for zero."""
-        return self._makers[self.kind]()
+        self.make()
+        return self._made[self.kind]
+
+    @property
+    def is_made(self) -> bool:
+        """Whether that of the coming rounds was made."""
+        return self.kind in self._made
+
+    def make(self) -> None:
+        """Makes that of the coming rounds."""
+        if not self.is_made:
+            self._made[self.kind] = self._makers[self.kind]()
 
     def choose(self) -> None:
         """Chooses for the coming rounds."""

@@ -125,8 +125,9 @@ class Auto(Method):
         """What is known; where it was measured on a busy machine, estimates take its place, and acceptance stays."""
         ready = self._ready
         if ready.preparation.measured and ready.verify.factor < _FASTER and ready.verify.doubt < _SURE:
-            learned = self.state()
-            self._ready = ready = _Ready(self.target, start_over(self.target, self.settings), self._head)
+            learned, made = self.state(), ready.made
+            preparation = start_over(self.target, self.settings, made)
+            self._ready = ready = _Ready(self.target, preparation, self._head, copies_made=made is not None)
             self.restore(learned)
         return ready
 
@@ -189,6 +190,13 @@ class _Ready:
                 self.layers[kind] = LayerChoice(trial.assignment, costs, copies)
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
         self.mask_embeddings = MaskEmbeddingsOfModel(target)
+
+    @property
+    def made(self) -> Trial | None:
+        """The layer draft whose low-bit weights are made; ``None`` where there are none."""
+        layers = self.layers[_KINDS[0]]
+        has_copies = self.trial is not None and self.trial.assignment.precision is not None
+        return self.trial if has_copies and layers is not None and layers.copies.ready else None
 
     @property
     def layer_draft(self) -> str | None:

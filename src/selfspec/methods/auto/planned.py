@@ -38,6 +38,7 @@ class Round:
     known: CostTable  # the same where known tokens are verified, maybe in a run
     follow: Follow | None  # plans the next round of a run; ``None`` where the round has to be alone
     shared: SharedRound | None
+    naps: bool = False  # nothing was planned, as the request is held back
     layers_follow: bool = False  # rounds with a layer draft may be a part of a run
     step: float = 0.0  # seconds of a plain step, or of its share
     value: float = 0.0  # in a batch: seconds that a token beyond the first promises to save
@@ -48,7 +49,7 @@ class Round:
     plains: dict[bool, NoDraft] = field(default_factory=dict)
     gain: float = 0.0  # tokens that a guess of the next round's first draft token is worth
     layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
-    preparing: float = 0.0  # seconds in which low-bit weights were made, which are no planning
+    preparing: float = 0.0  # seconds that are no planning: weights were made, or tokens read that were put off
     costs: CostTable = ()  # of the forward of a layer draft; empty where none can be made
     guess: CopiesToConfirm | None = None  # of a layer draft
     fastest: DraftPolicy | None = None  # what layer drafts bring; ``None`` where layers cannot draft

@@ -101,10 +101,25 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
     return kept
 
 
-def start_over(target: Target, settings: AutoSettings) -> Preparation:
-    """Estimates, in place of what was kept or measured on a machine that was busy then; it is measured again later."""
+def start_over(target: Target, settings: AutoSettings, made: Trial | None = None) -> Preparation:
+    """Estimates, in place of what was kept or measured on a machine that was busy then; it is measured again later.
+
+    A layer draft whose low-bit weights are ``made`` stays, with estimated costs: those of another one would be made
+    anew, and take memory beside them.
+    """
     kept_file(target, _FOLDER).remove()
-    return _estimate(target, settings)
+    estimate = _estimate(target, settings)
+    if made is None:
+        return estimate
+    return replace(estimate, layers=_with_estimated_costs(target, made, estimate.verify), lacking_bytes=0)
+
+
+def _with_estimated_costs(target: Target, trial: Trial, verify: RowCosts) -> Trial:
+    """A trial whose forwards take the share of a verification's time that their weights have of its bytes."""
+    kept, low = trial.assignment.kept, estimate_row_costs(target, trial.assignment.precision)
+    share, full = len(kept.sublayers) / kept.total, estimate_row_costs(target)
+    seconds = tuple(share * own * low(rows) / full(rows) for rows, own in zip(verify.rows, verify.seconds, strict=True))
+    return replace(trial, costs=RowCosts(verify.rows, seconds), tokens_per_second=0.0)
 
 
 def expect(target: Target, settings: AutoSettings) -> Preparation:

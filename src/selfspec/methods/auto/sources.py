@@ -10,6 +10,7 @@ from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.decoding.stopping import StoppingRule
 from selfspec.errors import ModelLoadError, NoHeadWarning, UnsupportedModelError
 from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.layer_plans import DraftPolicies
 from selfspec.methods.auto.trials import Assignment
 from selfspec.methods.mtp import MtpDrafter, MtpSettings
 from selfspec.model.mtp import has_head
@@ -38,11 +39,12 @@ class LayerRound(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """The layer draft of a model, the costs of its forwards, and its low-bit weights."""
+    """The layer draft of a model, the costs of its forwards, its low-bit weights, and when such drafts end."""
 
     assignment: Assignment
     costs: LiveCosts
     copies: LateCopies = field(default_factory=LateCopies)
+    policies: DraftPolicies = field(default_factory=DraftPolicies, compare=False)
     watched: frozenset[int] = frozenset()
     text: None = None
 
@@ -79,11 +81,12 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """The checkpoint's multi-token-prediction head, the costs of its forwards, and its low-bit weights."""
+    """The checkpoint's multi-token-prediction head, its costs, its low-bit weights, and when drafts end."""
 
     head: MtpHead
     costs: LiveCosts
     copies: LateCopies = field(default_factory=LateCopies)
+    policies: DraftPolicies = field(default_factory=DraftPolicies, compare=False)
 
     def begin(self, prefill: Prefill) -> "HeadOfRequest":
         """For a request, whose last hidden states it reads."""
@@ -96,7 +99,7 @@ class HeadOfRequest:
     name = MTP
 
     def __init__(self, choice: HeadChoice, drafter: MtpDrafter) -> None:
-        self.costs, self.copies = choice.costs, choice.copies
+        self.costs, self.copies, self.policies = choice.costs, choice.copies, choice.policies
         self._drafter = drafter
         self._catches_up = False  # in the draft that was planned last
 

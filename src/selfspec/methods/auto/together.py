@@ -11,7 +11,7 @@ from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import LIKELIEST
 from selfspec.methods.auto.planned import Round, plain_draft
 from selfspec.planning.allowance import UNKNOWN, HostTime, SharedRound
-from selfspec.planning.plans import least_acceptance_of_layers, with_caution
+from selfspec.planning.plans import LEAST_GAIN_TOGETHER, least_acceptance_of_layers, with_caution
 from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
@@ -29,14 +29,14 @@ class _Batch(SharedStep):
     """
 
     def __init__(self, count: int, costs: LiveCosts, host: HostTime) -> None:
-        super().__init__(count, costs, host.of_drafts)
+        super().__init__(count, costs, host.of_drafts(count))
         self.costs, self.host = costs, host
 
     @cached_property
     def verify(self) -> CostTable:
         """What rounds cost a request by its rows, where layers draft."""
         verify = with_caution(self.costs.now(self.count), self.count)
-        more = self.host.of_layers / self.count
+        more = self.host.of_layers(self.count) / self.count
         return [*verify[:2], *(seconds + more for seconds in verify[2:])]
 
     def values_of(self, drafters: Sequence[AutoDrafter]) -> list[float]:
@@ -54,7 +54,7 @@ class _Batch(SharedStep):
             if likelihood * value >= self.least_row:
                 found[drafter] = value
                 most += value * likelihood / (1 - likelihood)  # if all are as likely as the first
-        return found if most > self.host.of_drafts else {}
+        return found if most > self.host.of_drafts(self.count) else {}
 
 
 def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None) -> list[Draft]:
@@ -112,12 +112,13 @@ def _repeated(step: NoDraft, times: int) -> Follow:
 
 
 def _may_draft_layers(drafters: Sequence[AutoDrafter], batch: _Batch) -> list[AutoDrafter]:
-    """The requests for which layers may pay."""
+    """The requests for which layers may promise what is asked of them in a batch."""
     least = {
-        layers: math.inf if layers is None else least_acceptance_of_layers(batch.verify, layers.now(batch.count))
+        layers: least_acceptance_of_layers(batch.verify, layers.now(batch.count), LEAST_GAIN_TOGETHER)
         for layers in {drafter.layer_costs for drafter in drafters}
+        if layers is not None
     }
-    return [drafter for drafter in drafters if drafter.layers_may_gain(least[drafter.layer_costs])]
+    return [drafter for drafter in drafters if drafter.layers_may_gain(least.get(drafter.layer_costs, math.inf))]
 
 
 class _Run:

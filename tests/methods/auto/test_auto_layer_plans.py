@@ -1,0 +1,70 @@
+"""When layer drafts end: found once for all requests, and again where costs or texts differ."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from selfspec.methods.auto.layer_plans import DraftPolicies, LayerPlans
+from selfspec.planning.acceptance import CONFIDENCE, AcceptanceRate
+from selfspec.planning.plans import MOST_DRAFTED
+from selfspec.planning.stopping import DraftPolicy
+from selfspec.runtimes.costs.rows import RowCosts
+
+VERIFY = RowCosts((1, 2, 4, 8, 16, 32), (1.0, 1.05, 1.2, 1.5, 2.1, 3.3)).table()
+DRAFT = RowCosts((1, 8), (0.3, 0.5)).table()
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """The limits of the policies that are computed meanwhile."""
+    limits, init = list[int](), DraftPolicy.__init__
+
+    def counting(self: DraftPolicy, *arguments: object) -> None:
+        init(self, *arguments)  # type: ignore[arg-type]
+        limits.append(self.limit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftPolicy, "__init__", counting)
+        yield limits
+
+
+def test_a_request_takes_the_policies_of_those_before_it() -> None:
+    confident, policies = AcceptanceRate(CONFIDENCE), DraftPolicies()
+    with counted() as found:
+        first = LayerPlans(confident, policies).fastest(MOST_DRAFTED, VERIFY, DRAFT, 1)
+        assert found
+        found.clear()
+        assert LayerPlans(confident, policies).fastest(MOST_DRAFTED, VERIFY, DRAFT, 1) is first
+        assert not found
+        slow = [1.3 * seconds for seconds in VERIFY]
+        assert LayerPlans(confident, policies).fastest(MOST_DRAFTED, slow, DRAFT, 1) is not first
+        dear = [*VERIFY[:20], *(1.5 * seconds for seconds in VERIFY[20:])]
+        assert LayerPlans(confident, policies).fastest(MOST_DRAFTED, dear, DRAFT, 1) is not first
+
+
+def test_a_shorter_draft_is_planned_from_the_rate_of_a_longer_one() -> None:
+    plans = LayerPlans(AcceptanceRate(CONFIDENCE), DraftPolicies())
+    with counted() as found:
+        longest = plans.fastest(MOST_DRAFTED, VERIFY, DRAFT, 1)
+        alone = len(found)
+        found.clear()
+        shorter = plans.fastest(16, VERIFY, DRAFT, 1)
+        assert set(found) == {16}
+        assert len(found) < alone
+    assert shorter.rate == pytest.approx(longest.rate, rel=0.02)
+
+
+def test_texts_that_differ_do_not_take_each_others_policies_away() -> None:
+    confident, policies = AcceptanceRate(CONFIDENCE), DraftPolicies()
+    sure, unsure = LayerPlans(confident, policies), LayerPlans(confident, policies)
+    for _ in range(100):
+        sure.note([0.999], 1)
+        unsure.note([0.35], 0)
+    with counted() as found:
+        first = [each.fastest(8, VERIFY, DRAFT, 1) for each in (sure, unsure)]
+        assert first[0] is not first[1]
+        found.clear()
+        for _ in range(5):
+            assert [each.fastest(8, VERIFY, DRAFT, 1) for each in (sure, unsure)] == first
+        assert not found
