@@ -20,7 +20,7 @@ from helpers.slow_decoding import p_value_of_samples, slow_greedy
 from selfspec import Engine, SamplingParams
 from selfspec.constraint import Constraint
 from selfspec.errors import InvalidParameterError, MissingPackageError
-from selfspec.sampling.grammar import MOST_COMPILED, GrammarMask, Grammars
+from selfspec.sampling.grammar import KEPT_MASKS, MOST_COMPILED, GrammarMask, Grammars
 
 MODEL = build("llama")
 PROMPT = prompt(12)
@@ -108,6 +108,41 @@ def test_masks_that_are_not_kept_any_more_are_computed_again(monkeypatch: pytest
     mask, output = mask_of(LETTERS), letters('"abcdeabcde')
     for length in [*range(12), 4, 11, 0, 7]:
         assert allowed_after(mask, output[:length]) == letters_alone(output[:length])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_are_those_of_a_matcher_that_saw_nothing_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after changes of tokens long before the last ones, which no draft makes."""
+    monkeypatch.setattr("selfspec.sampling.grammar.KEPT_MASKS", 4)
+    constraint, choose = Constraint("regex", "((ab|ba)c?)*"), random.Random(seed)
+    grammars = Grammars(TOKENIZER, VOCABULARY, {EOS})
+    mask, output = grammars.mask(constraint, 2), list[int]()
+    ends = [*letters("abc"), EOS]
+    for _ in range(500):
+        output = output[: max(0, len(output) - choose.choice([0, 0, 1, 2, 3, 9, 30]))]
+        output += letters(choose.choice(["", "a", "b", "ab", "ba", "abc", "bacabba", "abab" * 5]))
+        if output and choose.random() < 0.1:
+            output[choose.randrange(len(output))] = choose.choice(ends)
+        fresh = grammars.mask(constraint, 2)
+        assert allowed_after(mask, [5, 5, *output]) == allowed_after(fresh, [5, 5, *output]), output
+
+
+def test_of_a_long_output_the_last_tokens_alone_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them for each row would take time that grows with the square of the length."""
+    mask, output = mask_of(LETTERS), torch.tensor([letters('"' + "abcde" * 300)])
+    read, tolist = [0], torch.Tensor.tolist
+
+    def counted(self: torch.Tensor) -> Any:
+        read.append(self.numel())
+        return tolist(self)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    scores = torch.zeros(1, VOCABULARY)
+    for length in range(1, 1500, 3):
+        for row in range(4):  # of a draft of which the next round keeps three tokens
+            mask(output[:, : length + row], scores)
+    assert len(read) == 2001
+    assert max(read) <= KEPT_MASKS + 4
 
 
 @pytest.mark.parametrize("method", METHODS)

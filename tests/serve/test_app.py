@@ -129,6 +129,7 @@ def test_other_origins_are_allowed_by_name() -> None:
         refused = client.post(PATH, json=CHAT, headers={"Origin": "https://a.test"})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == "https://a.test"
+        assert {"Retry-After", "x-request-id"} <= {*refused.headers["access-control-expose-headers"].split(", ")}
         other = client.get("/health", headers={"Origin": "https://b.test"})
         assert "access-control-allow-origin" not in other.headers
 
@@ -320,39 +321,44 @@ def test_a_client_that_does_not_wait_cancels_its_answer() -> None:
     assert scripted.streams[0].cancelled
 
 
-PING = ": ping\n\n"
-
-
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "ping"),
     [
-        (PATH, CHAT),
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/messages", {**CHAT, "max_tokens": 20}),
-        ("/v1/responses", {"input": "Hi"}),
+        (PATH, CHAT, ": ping"),
+        ("/v1/completions", {"prompt": "a"}, ": ping"),
+        ("/v1/messages", {**CHAT, "max_tokens": 20}, 'event: ping\ndata: {"type": "ping"}'),
+        ("/v1/responses", {"input": "Hi"}, "event: response.in_progress\n"),
     ],
 )
-def test_a_stream_that_waits_gets_comments(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(engine: ScriptedEngine, pings: int) -> str:
-        """The stream of an engine that waits for some pings."""
+def test_a_stream_that_waits_gets_pings(
+    path: str, body: dict[str, Any], ping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a client takes them, events: its timer does not see comments."""
+
+    def read(engine: ScriptedEngine, pings: int) -> list[str]:
+        """The events of a stream of an engine that waits for some pings."""
 
         def ended(received: Sequence[Any]) -> bool:
-            if sum(PING.encode() == each.get("body") for each in received) >= pings:
+            if sum(each.get("body", b"").startswith(ping.encode()) for each in received) >= pings:
                 engine.resumed.set()
             return bool(received) and received[-1].get("more_body") is False
 
         received = run_until_gone(engine, {**body, "stream": True}, ended, path)
         assert received[0]["status"] == 200
-        return b"".join(each.get("body", b"") for each in received).decode()
+        return b"".join(each.get("body", b"") for each in received).decode().split("\n\n")
 
     plain, waits = ScriptedEngine(), ScriptedEngine()
     expected = read(plain, 0)
-    assert PING not in expected
     monkeypatch.setattr(app_module, "PING_SECONDS", 0.01)
     waits.pauses_at = 4
-    text = read(waits, 3)
-    assert text.count(PING) >= 3
-    assert len(text.replace(PING, "").split("\n\n")) == len(expected.split("\n\n"))
+    blocks = read(waits, 3)
+    pings = [block for block in blocks if block.startswith(ping)]
+    own = sum(block.startswith(ping) for block in expected)  # that streams begin with
+    assert len(pings) >= own + 3
+    assert len(blocks) - len(pings) == len(expected) - own
+    if path == "/v1/responses":
+        numbers = [json.loads(block.partition("data: ")[2])["sequence_number"] for block in blocks if block]
+        assert numbers == list(range(len(numbers)))
 
 
 def test_the_document_names_what_requests_may_have() -> None:

@@ -14,8 +14,10 @@ import pytest
 from anyio import to_process
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
+from tokenizers import AddedToken
 
 from helpers.checkpoints import CHAT_TEMPLATE, EOS, make_tokenizer
+from helpers.dialects import tokenizer_of
 from helpers.harmful_reading import sleep_long, take_memory
 from helpers.models import build
 from helpers.serving import InlineReaders, ScriptedEngine, make_client
@@ -34,6 +36,7 @@ from selfspec.serve.reader import RequestReader
 from selfspec.serve.requests import Message
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.text_encoder import TextEncoder
+from selfspec.types import SamplingParams
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -158,7 +161,7 @@ def test_a_large_body_that_comes_slowly_gives_way(monkeypatch: pytest.MonkeyPatc
                 if message["type"] == "http.response.start":
                     statuses.append(message["status"])
 
-            await limit({"type": "http", "path": "/", "headers": []}, receive, send)
+            await limit({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive, send)
 
         slow = [asyncio.create_task(post(ends=False)) for _ in range(2)]
         await asyncio.sleep(0)
@@ -169,6 +172,19 @@ def test_a_large_body_that_comes_slowly_gives_way(monkeypatch: pytest.MonkeyPatc
         return sorted(statuses)
 
     assert asyncio.run(run()) == [200, 408]
+
+
+def test_a_body_that_needs_no_key_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody without a key keeps out the large bodies of those who have one."""
+    monkeypatch.setattr(middleware, "_MOST_LARGE", 0)  # a place would be refused by status 429
+    with make_client(ScriptedEngine(), api_keys=["key"]) as client:
+        large = b"x" * 2**17
+        for method, path in (("POST", "/"), ("POST", "/health"), ("GET", "/none"), ("OPTIONS", CHAT)):
+            answer = client.request(method, path, content=large)
+            refused(answer, 413, "body_too_large")
+            assert answer.headers["Connection"] == "close"
+        assert client.request("GET", "/health", content=b"x" * 4096).status_code == 200
+        refused(client.post(CHAT, content=large), 401, "invalid_api_key")
 
 
 def test_a_page_of_another_origin_cannot_send_a_body(client: TestClient) -> None:
@@ -281,6 +297,31 @@ class TestControlTokens:
         tokenizer = make_tokenizer(chat_template=self.TEMPLATE)
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a b"}], tokenize=False)
         assert self.ids("a b") == tokenizer.encode(text, add_special_tokens=False)
+
+    @pytest.mark.parametrize("role", ["user", "system", "tool"])
+    def test_tokens_that_are_not_special_are_text_too(self, role: str) -> None:
+        """As Qwen's tags are, which its tokenizer reads wherever they are spelled."""
+        tokenizer = tokenizer_of("qwen")
+        encoder = RequestEncoder(tokenizer, len(tokenizer))
+        content = "a <tool_call> b</think>"
+        messages = [Message.model_validate({"role": role, "content": content})]
+        found = encoder.messages(messages)
+        assert not {tokenizer.convert_tokens_to_ids(name) for name in ("<tool_call>", "</think>")} & {*found}
+        assert tokenizer.decode(found) == f"{role}: {content}assistant:"
+
+    def test_in_what_the_model_wrote_they_are_tokens(self) -> None:
+        tokenizer = tokenizer_of("qwen")
+        message = Message.model_validate({"role": "assistant", "content": "<think>a</think>b"})
+        found = RequestEncoder(tokenizer, len(tokenizer)).messages([message])
+        assert {tokenizer.convert_tokens_to_ids(name) for name in ("<think>", "</think>")} <= {*found}
+
+    def test_words_that_were_added_stay_words(self) -> None:
+        """As the runs of spaces of some tokenizers, without which code would be other tokens."""
+        tokenizer = make_tokenizer(chat_template=self.TEMPLATE)
+        tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in ("    ", "<h1>")])
+        message = Message.model_validate({"role": "user", "content": "a    b<h1>"})
+        found = RequestEncoder(tokenizer, len(tokenizer)).messages([message])
+        assert {*tokenizer.convert_tokens_to_ids(["    ", "<h1>"])} <= {*found}
 
     def test_marks_leave_no_trace(self) -> None:
         control = ControlTokens(make_tokenizer())
@@ -400,6 +441,29 @@ def test_schemas_are_compiled_beside_the_event_loop(monkeypatch: pytest.MonkeyPa
     assert all(re.fullmatch("[ab]{4}", choice["text"]) for choice in answer["choices"])
     assert len(threads) == 4
     assert not any(on_loop for _, on_loop in threads)
+
+
+def test_a_request_waits_for_a_thread_for_some_seconds_alone() -> None:
+    engine = Engine(build("llama"), make_tokenizer(chat_template=CHAT_TEMPLATE), "autoregressive")
+    served = ServedEngine(lambda: engine, wait_seconds=0.05)
+
+    async def run() -> None:
+        await served.start()
+        for limiter in (served._preparing, served._compiling):
+            for borrower in range(2):
+                limiter.acquire_on_behalf_of_nowait(borrower)
+        for asked in ({}, {"regex": "a"}):
+            params = SamplingParams(max_new_tokens=1, **asked)
+            with pytest.raises(QueueFullError, match="prepared"):
+                await asyncio.wait_for(served.submit([([5], params)], method=None, request_id="a"), 20)
+        for limiter in (served._preparing, served._compiling):
+            limiter.release_on_behalf_of(0)
+        [stream] = await served.submit([([5], params)], method=None, request_id="b")
+        assert await stream.next_pieces()
+        assert served._compiling.borrowed_tokens == 1
+        await served.close()
+
+    asyncio.run(run())
 
 
 def test_methods_that_are_not_served_are_refused(client: TestClient) -> None:

@@ -215,9 +215,56 @@ def test_tools_that_cannot_be_called_are_refused() -> None:
 
 def test_a_prompt_over_the_context() -> None:
     with make_client(ScriptedEngine()) as client:
-        for fields in ({"prompt": "x" * 1024}, {"prompt": "x" * 1000, "max_tokens": 25}):
-            assert refused(client.post("/v1/completions", json=fields))["code"] == "context_length_exceeded"
+        for fields, message in (
+            ({"prompt": "x" * 1024}, "prompt is too long: 1024 tokens > 1023 maximum; "),
+            ({"prompt": [1] * 2000}, "prompt is too long: 2000 tokens > 1024 maximum; "),
+            (
+                {"prompt": "x" * 1000, "max_tokens": 25},
+                "input length and `max_tokens` exceed context limit: 1000 + 25 > 1024, ",
+            ),
+        ):
+            error = refused(client.post("/v1/completions", json=fields))
+            assert error["code"] == "context_length_exceeded"
+            assert error["message"].startswith(message)
         assert client.post("/v1/completions", json={"prompt": "x" * 1000, "max_tokens": 24}).status_code == 200
+
+
+NEUTRAL: dict[str, Any] = {
+    **{"skip_special_tokens": True, "length_penalty": 1, "use_beam_search": False, "ignore_eos": None},
+    **{"include_stop_str_in_output": None, "return_tokens_as_token_ids": None, "no_such_field": None},
+    **{"speculative": None, "stream_options": None, "spaces_between_special_tokens": True},
+}
+
+
+def test_what_changes_nothing_is_taken(client: TestClient) -> None:
+    """Clients send nulls and defaults for what their users did not set."""
+    message = {"role": "user", "content": "Hi", "mood": None}
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": [message], "echo": False, "functions": None}),
+        ("/v1/completions", {"prompt": "Hi", "add_special_tokens": None}),
+        ("/v1/messages", {"messages": [message], "max_tokens": 4, "no_such_field": None}),
+        ("/v1/responses", {"input": [message], "no_such_field": None, "previous_response_id": None}),
+        ("/infill", {"input_prefix": "a", "no_such_field": None}),
+    ):
+        more = NEUTRAL if "completions" in path else {}
+        answer = client.post(path, json={"max_tokens": 4, **fields, **more} if more else fields)
+        if path != "/infill" or answer.status_code != 400:  # the tokenizer cannot fill
+            assert answer.status_code == 200, (path, answer.text)
+        else:
+            assert answer.json()["error"]["param"] == "suffix"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"skip_special_tokens": False}, {"length_penalty": 1.5}, {"use_beam_search": True}, {"echo": True}]
+)
+def test_what_is_not_neutral_is_refused(client: TestClient, fields: dict[str, Any]) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": MESSAGES, **fields})
+    assert [refused(answer)["param"]] == list(fields)
+
+
+def test_a_null_of_a_field_that_is_needed_is_named(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"prompt": None})
+    assert refused(answer)["param"] == "prompt"
 
 
 def test_a_model_that_is_not_served(client: TestClient) -> None:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.serve.answer import Block, Growth
+from helpers.serving import ScriptedEngine, ScriptedStream
+from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies, TextChunk
 from selfspec.serve.requests import ChatRequest, CompletionRequest
-from selfspec.types import TextPiece
+from selfspec.types import SamplingParams, TextPiece
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -87,3 +88,14 @@ def test_reasoning_is_no_text() -> None:
     growth = Growth(0, Block("reasoning"), "hm", False)
     (chunk,) = chat_bodies().chunk(OneAnswer(), [TextPiece("hm", 5, "target", None)], [growth])  # type: ignore[arg-type]
     assert json.loads(chunk.to_json())["choices"][0]["delta"] == {"reasoning_content": "hm"}
+
+
+def test_a_block_keeps_the_pieces_of_its_text() -> None:
+    """Joined anew with each of them, a long text would be copied as often."""
+    engine = ScriptedEngine("Hello")
+    stream: Any = ScriptedStream(engine, [1], SamplingParams(max_new_tokens=9), "auto")
+    answer = Answer(0, stream, ChatRequest.model_validate(CHAT), engine, "auto")
+    for letter in "Hello":
+        [growth] = answer.add([TextPiece(letter, 5, "target", None)])
+        assert growth.text == letter
+    assert (answer.blocks[0].pieces, answer.text) == (list("Hello"), "Hello")

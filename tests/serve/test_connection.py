@@ -1,11 +1,15 @@
 """Connections that send too much, too little or nothing, or do not read: each has an end."""
 
 import contextlib
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from selfspec.serve.connection import Connection, ConnectionLimits
+from selfspec.serve.server import Server
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 SECONDS = 0.5
@@ -198,3 +203,44 @@ def test_each_connection_of_a_burst_takes_the_place_of_another_one() -> None:
         time.sleep(0.1)
         assert [is_closed(each) for each in silent] == [True] * 6 + [False] * 3
         assert not any(map(is_closed, burst))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The files of a certificate and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl, which makes a certificate")
+    folder = tmp_path_factory.mktemp("certificate")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=a"]
+    subprocess.run([openssl, "req", "-x509", *made, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "auto"])
+def test_a_handshake_that_does_not_end_is_dropped(certificate: tuple[str, str], loop: Any) -> None:
+    """Until it ends, nothing counts the connection, and by itself asyncio waits for a minute."""
+    service: Any = SimpleNamespace(loaded=False, failure=None)
+    cert, key = certificate
+    files = {"ssl_certfile": cert, "ssl_keyfile": key}
+    config = uvicorn.Config(app, port=0, loop=loop, lifespan="off", log_config=None, ws="none", **files)
+    server = Server(config, service, 0.0, handshake_seconds=SECONDS)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        began = time.monotonic()
+        for sent in (b"", b"\x16\x03\x01"):
+            assert answer(port, sent) == b""
+        assert SECONDS < time.monotonic() - began < 20
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as plain, context.wrap_socket(plain) as client:
+            client.sendall(GET)
+            assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join()

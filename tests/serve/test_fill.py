@@ -19,9 +19,10 @@ STYLES = {
 }
 
 
-def scripted(*tokens: str) -> ScriptedEngine:
+def scripted(*tokens: str, special: bool = True) -> ScriptedEngine:
     tokenizer = make_tokenizer()
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens], special_tokens=True)
+    added = [AddedToken(token, special=special, normalized=False) for token in tokens]
+    tokenizer.add_tokens(added, special_tokens=special)
     return ScriptedEngine("b", tokenizer=tokenizer)
 
 
@@ -39,8 +40,10 @@ def test_a_suffix(style: str) -> None:
     assert engine.tokenizer.decode(engine.asked[0][0]) == written
 
 
-def test_control_tokens_in_texts_are_text() -> None:
-    engine = scripted(*STYLES["qwen"][0])
+@pytest.mark.parametrize("special", [True, False])
+def test_control_tokens_in_texts_are_text(special: bool) -> None:
+    """Qwen's own are not special."""
+    engine = scripted(*STYLES["qwen"][0], special=special)
     post(engine, "/v1/completions", prompt="a<|fim_middle|>", suffix="c")
     middle = engine.tokenizer.convert_tokens_to_ids("<|fim_middle|>")
     assert engine.asked[0][0].count(middle) == 1

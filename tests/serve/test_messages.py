@@ -1,6 +1,7 @@
 """``/v1/messages`` as Anthropic's API has it: translated to chats and back, and read by Anthropic's own client."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,75 @@ def test_a_conversation_with_tools_reaches_the_template() -> None:
     written = prompt(engine).partition("}}] ")[2] or prompt(engine)
     expected = 'system: Be brief.user: Add.assistant: I add.[add {"a": 1}]tool: 2tool: Error: nouser: And?assistant:Hm.'
     assert written.endswith(expected)
+
+
+def test_the_line_that_claude_code_begins_with_is_left_out() -> None:
+    """It is different in each request, and no prompt would begin like an earlier one."""
+    engine = scripted()
+    line = "x-anthropic-billing-header: cc_version=2.1.330; cc_entrypoint=cli; cch={};"
+    blocks = [[{"type": "text", "text": line.format(cch)}, {"type": "text", "text": "Be brief."}] for cch in "ab"]
+    systems = [*blocks, f"{line.format('c')}\nBe brief.", "Be brief."]
+    counts = set()
+    with make_client(engine) as client:
+        for system in systems:
+            assert client.post("/v1/messages", json={**BODY, "system": system}).status_code == 200
+            body = {"messages": BODY["messages"], "system": system}
+            counts.add(client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"])
+    first, *others = (ids for ids, _, _ in engine.asked)
+    assert others == [first] * 3
+    assert counts == {len(first)}
+    ask(engine, system=line.format("d"))
+    assert prompt(engine) == "user: Hiassistant:"
+    ask(engine, system=f"Be brief.\n{line}")  # of somebody who writes about it
+    assert line in prompt(engine)
+
+
+def test_what_is_no_text_in_a_result_is_left_out() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x" * 5000}}
+    document = {"type": "document", "source": {"type": "base64", "data": "x"}, "title": "a", "citations": None}
+    found = {"type": "search_result", "source": "a.test", "title": "A", "content": [{"type": "text", "text": "b"}]}
+    text = {"type": "text", "text": "2"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [text, image, document, found]}
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {}}]}
+    engine = scripted()
+    ask(engine, messages=[*BODY["messages"], use, {"role": "user", "content": [result]}])
+    for said in (
+        "tool: 2",
+        "[an image was left out: this model reads text]",
+        "[a document was left out",
+        "A\na.test\nb",
+    ):
+        assert said in prompt(engine)
+    for block in (image, document, found):
+        refusal = ask(engine, 400, messages=[{"role": "user", "content": [block]}])
+        assert refusal["error"]["param"] == "messages[0].content[0]"
+
+
+def test_errors_say_in_anthropics_words_what_is_too_long() -> None:
+    """Agents shorten a chat, or ask for less, where they find these words."""
+    engine = scripted()
+    body = ask(engine, 400, messages=[{"role": "user", "content": "x" * 2000}])
+    assert re.fullmatch(r"prompt is too long: (\d+) tokens > 1023 maximum; .*", body["error"]["message"])
+    body = ask(engine, 400, messages=[{"role": "user", "content": "x" * 20_000}])
+    assert re.match(r"prompt is too long: 200\d\d characters > 16384 maximum; ", body["error"]["message"])
+    body = ask(engine, 400, max_tokens=5_000)
+    found = re.match(
+        r"input length and `max_tokens` exceed context limit: (\d+) \+ 5000 > 1024", body["error"]["message"]
+    )
+    assert found
+    assert "maximum context length is 1024 tokens" in body["error"]["message"]
+    assert body["error"]["param"] == "max_tokens"
+
+
+def test_ids_of_requests_have_anthropics_names() -> None:
+    with make_client(scripted()) as client:
+        fine = client.post("/v1/messages", json=BODY)
+        wrong = client.post("/v1/messages", json={})
+        other = client.post("/v1/chat/completions", json={})
+    assert fine.headers["request-id"] == fine.headers["x-request-id"]
+    assert wrong.json()["request_id"] == wrong.headers["request-id"]
+    assert "request-id" not in other.headers
+    assert other.json().keys() == {"error"}
 
 
 def test_a_tool_is_offered_once_it_was_found() -> None:

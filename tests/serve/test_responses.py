@@ -9,7 +9,9 @@ import pytest
 
 from helpers.dialects import tokenizer_of
 from helpers.serving import NAME, ScriptedEngine, listening, make_client
-from selfspec.errors import OutOfMemoryError
+from selfspec.errors import InvalidParameterError, OutOfMemoryError
+from selfspec.serve.interfaces.json_bodies import Event
+from selfspec.serve.interfaces.response_bodies import ResponseBodies
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed: pip install '.[dev]'")
 
@@ -163,10 +165,71 @@ def test_tools_of_a_namespace_and_searches_of_a_server(connect: Any) -> None:
     assert "web_search" not in prompt(engine)
 
 
-def test_an_error_on_the_way_is_an_event(connect: Any) -> None:
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(OutOfMemoryError("no memory is left"), "server_error"), (InvalidParameterError("too complex"), "invalid_prompt")],
+)
+def test_a_stream_that_fails_ends_with_the_response_so_far(connect: Any, failure: Exception, code: str) -> None:
+    engine = scripted(TEXT)
+    engine.fails_at, engine.error = 40, failure
+    *_, error, last = connect(engine).responses.create(model=NAME, input="Hi", tools=[TOOL], stream=True)
+    assert (error.type, error.message) == ("error", str(failure))
+    assert (last.type, last.sequence_number) == ("response.failed", error.sequence_number + 1)
+    assert (last.response.status, last.response.error.code) == ("failed", code)
+    assert last.response.error.message == str(failure)
+    reasoning, message = last.response.output
+    assert (reasoning.status, reasoning.content[0].text) == ("completed", "Hm.")
+    assert (message.status, message.content[0].text) == ("incomplete", last.response.output_text)
+    assert "Let me add. ".startswith(last.response.output_text)
+    assert last.response.output_text
+
+
+def test_a_client_that_collects_a_stream_takes_its_pings(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ping = ResponseBodies.chunk
+
+    def pinged(self: ResponseBodies, *arguments: Any) -> Any:
+        """Begins each step with a ping."""
+        [data] = [line for line in self.ping().splitlines() if line.startswith("data: ")]
+        fields = json.loads(data.removeprefix("data: "))
+        yield Event(fields["type"], fields)
+        yield from ping(self, *arguments)
+
+    monkeypatch.setattr(ResponseBodies, "chunk", pinged)
+    with connect(scripted(TEXT)).responses.stream(model=NAME, input="Hi", tools=[TOOL]) as stream:
+        numbers = [event.sequence_number for event in stream]
+        response = stream.get_final_response()
+    assert numbers == list(range(len(numbers)))
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "send"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "the whole conversation"),
+        ({"conversation": {"id": "c"}}, "conversation", "the whole conversation"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference", "the item itself"),
+    ],
+)
+def test_nothing_is_stored_to_be_named(fields: dict[str, Any], name: str, send: str) -> None:
+    with make_client(scripted()) as client:
+        error = client.post("/v1/responses", json={"input": "Hi", **fields}).json()["error"]
+    assert error["message"] == f"{name} is not supported: nothing is stored; send {send} in input"
+    assert error["code"] == "unsupported_parameter"
+
+
+def test_what_is_no_text_in_an_output_is_left_out() -> None:
+    """As Codex gives the model an image to see."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,xx", "detail": "high"}
+    call = {"type": "function_call", "call_id": "c", "name": "see", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [image, {"type": "input_text", "text": "2"}]}
     engine = scripted()
-    engine.fails_at, engine.error = 3, OutOfMemoryError("no memory is left")
     with make_client(engine) as client:
-        answer = client.post("/v1/responses", json={"input": "Hi", "stream": True})
-    last = json.loads(answer.text.strip().rpartition("data: ")[2])
-    assert (last["type"], last["message"]) == ("error", "no memory is left")
+        items = [{"role": "user", "content": "Hi"}, call, output]
+        assert client.post("/v1/responses", json={"input": items}).status_code == 200
+    assert "tool: [an image was left out: this model reads text]\n2" in prompt(engine)
+
+
+def test_the_length_is_named_as_it_was_sent() -> None:
+    with make_client(scripted()) as client:
+        error = client.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 5000}).json()["error"]
+    assert error["message"].startswith("input length and `max_output_tokens` exceed context limit: ")

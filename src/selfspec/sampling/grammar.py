@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 KEPT_MASKS = 64
-"""Number of masks that are cached: a verification uses those of its draft again."""
+"""Number of masks that are cached: a verification uses those of its draft again.
+
+Rows of a round differ in their last tokens, so that no more of them than that are compared one by one.
+"""
 
 MOST_COMPILED = 32
 """Compiled grammars that are kept; the one that was not used for longest goes first."""
@@ -61,6 +64,7 @@ class GrammarMask(LogitsProcessor):
         self._only_eos = torch.ones(vocab_size, dtype=torch.bool)
         self._only_eos[list(eos_ids)] = False
         self._consumed: list[int] = []
+        self._tokens = torch.empty(0, dtype=torch.long)  # begins with those consumed, on the device of the outputs
         self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
 
     def copy(self, prompt_length: int) -> "GrammarMask":
@@ -68,7 +72,7 @@ class GrammarMask(LogitsProcessor):
         assert not self._consumed
         other = copy.copy(self)
         other._matcher, other._prompt_length = self._matcher.deep_copy(), prompt_length
-        other._consumed, other._masks = [], dict(self._masks)
+        other._consumed, other._tokens, other._masks = [], self._tokens.new_empty(0), dict(self._masks)
         return other
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -77,16 +81,18 @@ class GrammarMask(LogitsProcessor):
         Raises:
             InvalidParameterError: llguidance's limits are exceeded, or no token can continue the text.
         """
-        forbidden = self._mask(input_ids[0, self._prompt_length :].tolist())
+        forbidden = self._mask(input_ids[0, self._prompt_length :])
         if forbidden is None:
             return scores
         return scores.masked_fill(transfer.send(forbidden, scores.device), -torch.inf)
 
-    def _mask(self, output: list[int]) -> torch.Tensor | None:
-        """The tokens that may not follow an output, bool ``[vocab]``; ``None`` if the output itself is not allowed."""
-        if not self._eos_ids.isdisjoint(output):
+    def _mask(self, output: torch.Tensor) -> torch.Tensor | None:
+        """The tokens that may not follow an output ``[n]``, bool ``[vocab]``; ``None`` if it is not allowed itself."""
+        same = self._count_same(output)
+        rest: list[int] = output[same:].tolist()
+        if not self._eos_ids.isdisjoint(rest):  # none is among those before: the matcher has consumed them
             return self._only_eos
-        if not self._advance_to(output):
+        if not self._advance_to(output, same, rest):
             return None
         length = len(output)
         if length not in self._masks:
@@ -94,18 +100,39 @@ class GrammarMask(LogitsProcessor):
             self._masks.pop(length - KEPT_MASKS, None)
         return self._masks[length]
 
-    def _advance_to(self, output: list[int]) -> bool:
-        """Moves the matcher to the end of an output; returns whether the grammar allows it."""
-        common = min(len(output), len(self._consumed))
-        while self._consumed[:common] != output[:common]:
-            common -= 1
-        if common < len(self._consumed):
-            self._matcher.rollback(len(self._consumed) - common)
+    def _count_same(self, output: torch.Tensor) -> int:
+        """How many tokens an output begins with that are consumed already, compared all together; 0 if not all are."""
+        count = min(len(output), len(self._consumed)) - KEPT_MASKS
+        if count <= 0 or self._tokens.device != output.device:
+            return 0
+        return count if torch.equal(self._tokens[:count], output[:count]) else 0
+
+    def _advance_to(self, output: torch.Tensor, same: int, rest: list[int]) -> bool:
+        """Moves the matcher to the end of an output; returns whether the grammar allows it.
+
+        ``same`` tokens of the output are consumed, and the ``rest`` may be.
+        """
+        consumed, common = self._consumed, same
+        for token_id, other in zip(rest, consumed[same : same + len(rest)], strict=False):
+            if token_id != other:
+                break
+            common += 1
+        if common < len(consumed):
+            self._matcher.rollback(len(consumed) - common)
             self._masks = {length: mask for length, mask in self._masks.items() if length <= common}
-        taken = self._matcher.try_consume_tokens(output[common:])
-        self._consumed = output[: common + taken]
+            del consumed[common:]
+        new = rest[common - same :]
+        consumed += new[: self._matcher.try_consume_tokens(new)]
+        self._keep(output, common)
         self._check_limits()
-        return len(self._consumed) == len(output)
+        return len(consumed) == len(output)
+
+    def _keep(self, output: torch.Tensor, begin: int) -> None:
+        """Copies the tokens that were consumed from an index on, or all of them where there is no room for more."""
+        count = len(self._consumed)
+        if count > len(self._tokens) or self._tokens.device != output.device:
+            self._tokens, begin = output.new_empty(2 * count), 0
+        self._tokens[begin:count] = output[begin:count]
 
     def _forbidden(self) -> torch.Tensor:
         """The tokens that may not come next, bool ``[vocab]``."""

@@ -19,12 +19,20 @@ from selfspec.types import Generation, TextPiece
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer: text, reasoning, or a call with its name, its id and the JSON of its arguments as text."""
+    """A part of an answer: text, reasoning, or a call with its name, its id and the JSON of its arguments as text.
+
+    It grows by ``pieces``: a text that is joined anew with each of them would be copied as often.
+    """
 
     kind: Literal["text", "reasoning", "call"]
-    text: str = ""
     name: str = ""
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Answer:
             grown.append(Growth(len(self.blocks) - 1, block, "", True))
             if part.kind == "call":
                 return
-        block.text += part.text
+        block.pieces.append(part.text)
         began = False
         if grown and grown[-1].block is block:
             last = grown.pop()

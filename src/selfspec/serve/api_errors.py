@@ -25,6 +25,9 @@ from selfspec.errors import (
 RETRY_SECONDS = 1
 """What ``Retry-After`` says while the queue is full or the server ends."""
 
+UNSUPPORTED = "unsupported_parameter"
+"""The code of errors about what no request can ask of this server."""
+
 _MANY = 4
 """Most problems that a message names."""
 
@@ -95,9 +98,14 @@ def invalid(message: str, param: str | None) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-def too_long(message: str, param: str | None) -> ApiError:
+def exceeds_context(message: str, param: str | None) -> ApiError:
     """The answer to what does not fit the context, or a limit that stands for it."""
     return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def too_long(count: int, most: int, param: str, unit: str = "tokens", more: str = "") -> ApiError:
+    """The answer to a prompt that is too long; agents find in these words that they have to shorten their chat."""
+    return exceeds_context(f"prompt is too long: {count} {unit} > {most} maximum; shorten it{more}", param)
 
 
 def printable(text: str | None) -> str | None:
@@ -116,7 +124,7 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
         case ApiError():
             return error
         case ContextLengthError():
-            return too_long(text, prompt)
+            return exceeds_context(text, prompt)
         case InvalidPromptError():
             return invalid(text, prompt)
         case InvalidParameterError():
@@ -162,6 +170,8 @@ def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     path, error = next(iter(inner.items()))
     if error["type"] == "extra_forbidden":
         return ApiError(400, f"unknown parameter: '{path}'", param=path, code="unknown_parameter")
+    if error["type"] == UNSUPPORTED:
+        return ApiError(400, str(error["msg"]), param=path, code=UNSUPPORTED)
     if error["type"] == "missing":
         return ApiError(400, f"missing required parameter: '{path}'", param=path, code="missing_required_parameter")
     told = [f"{where}: {_sentence(each)}" if where else _sentence(each) for where, each in inner.items()]

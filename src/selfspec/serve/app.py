@@ -95,8 +95,6 @@ _ROUTES: tuple[tuple[str, str, type[BaseModel], dict[str, Any], str], ...] = (
 PING_SECONDS = 15.0
 """Seconds without an event after which a stream says that it is alive."""
 
-_PING: Message = {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
-
 
 def create_app(
     service: Service,
@@ -141,7 +139,13 @@ def create_app(
     if api_keys:
         app.add_middleware(ApiKey, api_keys)
     if cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "x-request-id", "request-id"],
+        )
     if hosts is not None:
         app.add_middleware(HostCheck, hosts)
     app.add_middleware(RequestLog, service)
@@ -268,7 +272,7 @@ async def _json_body(request: Request) -> bytes:
 class _EventStream(StreamingResponse):
     """A reply as server-sent events. However it ends, and if it never began, the reply is closed, and the log told.
 
-    Where there is no event for ``PING_SECONDS``, a comment is sent, since silent connections are dropped.
+    Where there is no event for ``PING_SECONDS``, the reply's ping is sent, since silent connections are dropped.
     """
 
     def __init__(self, reply: Reply, request: Request) -> None:
@@ -295,7 +299,8 @@ class _EventStream(StreamingResponse):
             while True:
                 await asyncio.sleep(last + PING_SECONDS - loop.time())
                 if loop.time() - last >= PING_SECONDS:
-                    await send_noting(_PING)
+                    body = self._reply.ping().encode()
+                    await send_noting({"type": "http.response.body", "body": body, "more_body": True})
 
         pinging = asyncio.create_task(ping())
         try:

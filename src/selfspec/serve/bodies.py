@@ -96,8 +96,12 @@ class Bodies(ABC):
         return ()
 
     @abstractmethod
-    def failed(self, error: ApiError) -> Sendable:
+    def failed(self, error: ApiError) -> Iterable[Sendable]:
         """An error on the way, after which nothing comes."""
+
+    def ping(self) -> str:
+        """What says in a stream that it is alive: a comment, where clients take no event without content."""
+        return ": ping\n\n"
 
     @abstractmethod
     def event(self, body: Any) -> str:
@@ -144,9 +148,9 @@ class _RequestBodies(Bodies):
         """A token's text, also of a special token, or ``token_id:ID``, since several tokens have one text."""
         return f"token_id:{token_id}" if self._as_ids else token_text(self._tokenizer, token_id)[0]
 
-    def failed(self, error: ApiError) -> Body:
+    def failed(self, error: ApiError) -> Iterator[Body]:
         """The event of an error, after which nothing comes."""
-        return ErrorBody.model_validate(error.body)
+        yield ErrorBody.model_validate(error.body)
 
     def event(self, body: Body) -> str:
         """A server-sent event."""

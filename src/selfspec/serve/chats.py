@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from selfspec.serve.api_errors import invalid
@@ -128,7 +128,24 @@ def prefilled(request: ChatRequest) -> str:
     return joined(request.messages[-1].content) if continues(request) else ""
 
 
-def as_dict(message: Message, dialect: Dialect) -> dict[str, Any]:
+def as_dicts(messages: Sequence[Message], dialect: Dialect) -> list[dict[str, Any]]:
+    """Messages as the chat template takes them.
+
+    System messages at the beginning are one, since many templates know one alone; a later one is the user's where the
+    template refuses it.
+    """
+    given = [_as_dict(message, dialect) for message in messages]
+    first = next((index for index, each in enumerate(given) if each["role"] != "system"), len(given))
+    if first > 1:
+        text = "\n\n".join(each["content"] for each in given[:first] if each["content"])
+        given[:first] = [{**given[0], "content": text}]
+    if not dialect.takes_late_system:
+        for each in given[1:]:
+            each["role"] = "user" if each["role"] == "system" else each["role"]
+    return given
+
+
+def _as_dict(message: Message, dialect: Dialect) -> dict[str, Any]:
     """A message as chat templates take it: content as one text, and reasoning under the names that they read."""
     given: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": joined(message.content)}
     if message.name is not None:

@@ -38,7 +38,7 @@ class Limits(Choice):
     max_body: float = option(4.0, "Maximum size of a request's body, in MiB.", min=0.001)
     idle_seconds: float = option(20.0, "Seconds for a client to send headers or a body, or to read on.", min=0.1)
     readers: int = option(2, "Number of processes that parse and encode requests.", min=1)
-    read_seconds: float = option(20.0, "Seconds to parse and encode a request.", min=0.1)
+    read_seconds: float = option(20.0, "Seconds to parse and encode a request, and to wait for that.", min=0.1)
     request_seconds: float = option(3600.0, "Seconds until an answer has to be complete.", min=0.1)
     drain_seconds: float = option(60.0, "Seconds to let running requests finish after SIGTERM.", min=0)
 

@@ -31,13 +31,16 @@ _LARGE_SECONDS = 1.0
 
 _PROTECTED = ("/v1/", "/infill", "/tokenize", "/detokenize")
 
+_UNREAD = 4 * 2**10
+"""Bytes of the body of a request that needs no key: nothing reads it, and it takes no place from those that do."""
+
 
 class RequestLog:
     """Gives every request an id and writes a line about it; answers unexpected exceptions.
 
-    A request's own ``x-request-id`` is taken if it is short and plain. The answer has the same header. Routes put more
-    fields of the line into ``scope["state"]["log"]``. The service counts the active requests and the statuses of
-    answers: 499 for one that was given up.
+    A request's own ``x-request-id`` is taken if it is short and plain. The answer has the same header, that of
+    ``/v1/messages`` also under Anthropic's name. Routes put more fields of the line into ``scope["state"]["log"]``. The
+    service counts the active requests and the statuses of answers: 499 for one that was given up.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -65,7 +68,8 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                names = (b"x-request-id", b"request-id") if _is_anthropics(scope) else (b"x-request-id",)
+                message["headers"] = [*message["headers"], *((name, request_id.encode()) for name in names)]
             await send(message)
 
         try:
@@ -118,8 +122,8 @@ class ApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        if scope["type"] != "http" or not scope["path"].startswith(_PROTECTED) or scope["method"] == "OPTIONS":
-            await self._app(scope, receive, send)  # with OPTIONS a browser asks what it may send, without a key
+        if scope["type"] != "http" or not _is_protected(scope):
+            await self._app(scope, receive, send)
             return
         if (key := self._key(scope)) is not None:
             scope["state"]["scope"] = hashlib.sha256(self._keys[key]).hexdigest()  # the same after a restart
@@ -141,7 +145,10 @@ class ApiKey:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large or come too slowly, and large ones while too many others arrive."""
+    """Refuses bodies that are too large or come too slowly, and large ones while too many others arrive.
+
+    Those of requests that need no key are small, so that nobody without one takes the places of large ones.
+    """
 
     def __init__(self, app: ASGIApp, most_bytes: int, most_seconds: float) -> None:
         self._app, self._most_bytes, self._most_seconds = app, most_bytes, most_seconds
@@ -179,8 +186,9 @@ class BodyLimit:
     async def _read(self, scope: Scope, receive: Receive, time_left: anyio.CancelScope) -> bytes | None:
         """The whole body, unless it is too large; ``None`` if the client went away."""
         declared = _header(scope, b"content-length")
-        if declared.isdigit() and int(declared[:20]) > self._most_bytes:
-            raise self._too_large()
+        most = self._most_bytes if _is_protected(scope) else min(_UNREAD, self._most_bytes)
+        if declared.isdigit() and int(declared[:20]) > most:
+            raise _too_large(most)
         body = bytearray()
         try:
             while True:
@@ -188,8 +196,8 @@ class BodyLimit:
                 if message["type"] == "http.disconnect":
                     return None
                 body += message.get("body", b"")
-                if len(body) > self._most_bytes:
-                    raise self._too_large()
+                if len(body) > most:
+                    raise _too_large(most)
                 if len(body) > _SMALL and time_left not in self._large:
                     self._make_room()
                     self._large[time_left] = time.monotonic()
@@ -208,8 +216,9 @@ class BodyLimit:
         del self._large[slowest]
         slowest.cancel()
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._most_bytes} bytes; send less", code="body_too_large")
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most} bytes; send less", code="body_too_large")
 
 
 def respond(error: ApiError, scope: Scope, *, close: bool = False) -> JSONResponse:
@@ -217,11 +226,23 @@ def respond(error: ApiError, scope: Scope, *, close: bool = False) -> JSONRespon
 
     With ``close`` it is the last on its connection.
     """
-    body = error.messages_body if scope["path"].startswith("/v1/messages") else error.body
+    body = error.body
+    if _is_anthropics(scope):
+        body = {**error.messages_body, "request_id": scope["state"]["request_id"]}
     response = JSONResponse(body, error.status, error.headers)
     if close:  # what is left of the body would be read as the next request
         response.headers["Connection"] = "close"
     return response
+
+
+def _is_protected(scope: Scope) -> bool:
+    """Whether a request needs a key, if there are keys. With OPTIONS a browser asks what it may send, without one."""
+    return str(scope["path"]).startswith(_PROTECTED) and scope["method"] != "OPTIONS"
+
+
+def _is_anthropics(scope: Scope) -> bool:
+    """Whether a request is to Anthropic's interface."""
+    return str(scope["path"]).startswith("/v1/messages")
 
 
 def _header(scope: Scope, name: bytes) -> str:

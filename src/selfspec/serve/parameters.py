@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import ApiError, as_api_error, too_long
+from selfspec.serve.api_errors import ApiError, as_api_error, exceeds_context, too_long
 from selfspec.serve.limits import Limits
 from selfspec.serve.reader import Prepared, check_reported
-from selfspec.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
+from selfspec.serve.requests import ChatRequest, CompletionRequest
 from selfspec.types import SamplingParams
 
 FIELDS = {
@@ -33,7 +33,7 @@ def to_params(
     """
     request = prepared.request
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
-    values["max_new_tokens"] = _new_tokens(request, prompt_length, context, limits)
+    values["max_new_tokens"] = _new_tokens(prepared, prompt_length, context, limits)
     values["temperature"] = 1.0 if request.temperature is None else request.temperature
     values["top_k"] = None if request.top_k is None else max(0, request.top_k)
     values["stop"] = request.stop_strings or None
@@ -77,23 +77,20 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
     return choices
 
 
-def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, limits: Limits) -> int:
+def _new_tokens(prepared: Prepared, prompt_length: int, context: int, limits: Limits) -> int:
     """The number of new tokens, if prompt and answer fit."""
+    request = prepared.request
     if limits.max_prompt_tokens is not None and prompt_length > limits.max_prompt_tokens:
-        text = f"the prompt has {prompt_length} tokens, and this server takes {limits.max_prompt_tokens}; shorten it"
-        raise too_long(text, request.prompt_field)
+        raise too_long(prompt_length, limits.max_prompt_tokens, request.prompt_field)
     asked, field, default = request.max_tokens, "max_tokens", COMPLETION_TOKENS
     if isinstance(request, ChatRequest):
         default = limits.default_new_tokens
         if request.max_completion_tokens is not None:
             asked, field = request.max_completion_tokens, "max_completion_tokens"
-    room = context - prompt_length
-    if room < (0 if asked == 0 else 1):
-        raise too_long(
-            f"the prompt has {prompt_length} tokens, and the model's context of {context} leaves no room for an "
-            "answer; shorten it",
-            request.prompt_field,
-        )
+    room, most = context - prompt_length, context if asked == 0 else context - 1
+    if prompt_length > most:
+        more = f", since the maximum context length is {context} tokens, those of the answer included"
+        raise too_long(prompt_length, most, request.prompt_field, more=more)
     if asked is None:
         return min(room, default, limits.max_new_tokens or room)
     if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
@@ -101,9 +98,10 @@ def _new_tokens(request: GenerationRequest, prompt_length: int, context: int, li
     if limits.max_new_tokens is not None and asked > limits.max_new_tokens:
         raise ApiError(400, f"{field} is {asked}, and this server writes at most {limits.max_new_tokens}", param=field)
     if asked > room:
-        raise too_long(
-            f"a prompt of {prompt_length} tokens and {asked} new tokens do not fit the model's context of {context}; "
-            f"ask for at most {room}",
+        said = prepared.names.get(field, field)
+        raise exceeds_context(
+            f"input length and `{said}` exceed context limit: {prompt_length} + {asked} > {context}, decrease input "
+            f"length or `{said}` and try again; the maximum context length is {context} tokens",
             field,
         )
     return asked

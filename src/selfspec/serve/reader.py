@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from selfspec.constraint import Constraint, problem_of
-from selfspec.serve.api_errors import ApiError, as_invalid, invalid, too_long
+from selfspec.serve.api_errors import UNSUPPORTED, ApiError, as_invalid, exceeds_context, invalid, too_long
 from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.formats.dialect import Asked
 from selfspec.serve.forms import asked_form
@@ -118,9 +118,7 @@ class RequestReader:
             if isinstance(prompt, str):
                 self._check_characters(prompt, name)
             elif len(prompt) > self._context:
-                raise too_long(
-                    f"the prompt has {len(prompt)} tokens, and the context {self._context}; shorten it", name
-                )
+                raise too_long(len(prompt), self._context, name)
         if request.suffix is not None:
             self._check_characters(request.suffix, "suffix")
             prompts = [self._encoder.fill(str(request.prompt), request.suffix, files)]
@@ -161,7 +159,7 @@ class RequestReader:
         self._check_model(request.model)
         if len(request.tokens) > self._context:
             text = f"there are {len(request.tokens)} tokens, and the context is {self._context}; shorten it"
-            raise too_long(text, "tokens")
+            raise exceeds_context(text, "tokens")
         return Detokenized(prompt=self._encoder.decode(request.tokens)).to_json().encode()
 
     def prepare_chat(self, request: ChatRequest) -> Prepared:
@@ -199,7 +197,7 @@ class RequestReader:
     def _check_characters(self, value: object, field: str) -> None:
         count = _characters(value)
         if count > self._most:
-            raise too_long(f"the text has {count} characters, and this server takes {self._most}; shorten it", field)
+            raise too_long(count, self._most, field, "characters")
 
     def _check_constraint(self, form: Constraint | None, name: str) -> None:
         if form is not None and len(form.text) > self._limits.schema_chars:
@@ -346,7 +344,7 @@ def _check_completion(request: CompletionRequest) -> None:
             400,
             "best_of is not supported: it would write texts only to drop them; ask for n choices and compare them",
             param="best_of",
-            code="unsupported_parameter",
+            code=UNSUPPORTED,
         )
     if request.suffix is not None and (not isinstance(request.prompt, str) or request.echo):
         raise ApiError(400, "suffix is for one prompt that is a text, without echo", param="suffix")

@@ -88,7 +88,7 @@ class Reply:
     async def stream(self) -> AsyncGenerator[str, None]:
         """The reply as server-sent events, those of a step in one text, since each text wakes server and client.
 
-        An error on the way is an event, after which there is no ``[DONE]``.
+        An error on the way ends it, without ``[DONE]``.
         """
         bodies, answers = self._bodies, self._answers
         try:
@@ -102,9 +102,13 @@ class Reply:
                         yield events
             yield "".join((events, *map(self._event, bodies.end(answers, self.usage)), bodies.done))
         except Exception as error:
-            yield bodies.event(bodies.failed(as_api_error(error)))
+            yield "".join(map(bodies.event, bodies.failed(as_api_error(error))))
             if not isinstance(error, SelfSpecError):
                 raise
+
+    def ping(self) -> str:
+        """What says in the stream that it is alive, where no event came for a while."""
+        return self._bodies.ping()
 
     def _events(self, answer: Answer, pieces: Sequence[TextPiece]) -> str:
         """The events of an answer's next pieces, or of its end."""

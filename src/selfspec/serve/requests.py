@@ -78,6 +78,14 @@ class Sampled(Formed, Ignored):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     return_tokens_as_token_ids: bool = Field(default=False, description="Name tokens of logprobs as `token_id:ID`.")
+    skip_special_tokens: Literal[True] | None = Field(default=None, description="Only the default is supported.")
+    spaces_between_special_tokens: bool | None = Field(
+        default=None, description="Has no effect: special tokens are not shown."
+    )
+    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = Field(
+        default=None, description="Only the default is supported."
+    )
+    use_beam_search: Literal[False] | None = Field(default=None, description="Only the default is supported.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: Speculative = Field(default_factory=Speculative)
@@ -148,6 +156,11 @@ class TextPart(Strict):
 def joined(content: str | list[Any] | None) -> str:
     """The text of a message or a result, which may be given in parts; a line break is between them."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content or ())
+
+
+def left_out(what: str) -> str:
+    """What the model is told in place of a part of a tool's result that is no text: it came, and the chat goes on."""
+    return f"[{what} was left out: this model reads text]"
 
 
 class FunctionCall(Strict):
@@ -279,6 +292,7 @@ class ChatRequest(Sampled):
 
     prompt_field: ClassVar[str] = "messages"
 
+    echo: Literal[False] | None = Field(default=None, description="Only the default is supported.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

@@ -4,18 +4,19 @@ import asyncio
 import contextlib
 import copy
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, move_on_after, to_thread
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.async_engine import AsyncEngine, EngineStats, RequestStream
 from selfspec.constraint import Constraint
 from selfspec.decoding.request import Request
 from selfspec.engine import Engine
-from selfspec.errors import SelfSpecError
+from selfspec.errors import QueueFullError, SelfSpecError
 from selfspec.methods import METHODS, make_method
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import measure_row_costs
@@ -38,8 +39,8 @@ class ServedEngine:
 
     ``load`` makes the engine when the server starts. ``methods`` are those that requests may name beside the engine's
     own, all prepared by ``start``; if not given, those that need no preparation. ``state`` is a file for what the
-    method learns, saved every ``state_seconds`` while requests come; without one it is forgotten. ``start`` sets the
-    attributes:
+    method learns, saved every ``state_seconds`` while requests come; without one it is forgotten. A request waits for
+    at most ``wait_seconds`` to be prepared. ``start`` sets the attributes:
 
     Attributes:
         tokenizer: a copy that the engine does not use.
@@ -64,12 +65,14 @@ class ServedEngine:
         methods: Sequence[str] | None = None,
         state: Path | None = None,
         state_seconds: float = 60.0,
+        wait_seconds: float = 20.0,
     ) -> None:
-        self._load, self._served = load, methods
+        self._load, self._served, self._wait_seconds = load, methods, wait_seconds
         self._state, self._state_seconds = state, state_seconds
         self._engine: AsyncEngine | None = None
         self._saver: asyncio.Task[None] | None = None
         self._preparing, self._compiling = CapacityLimiter(_MOST_PREPARING), CapacityLimiter(_MOST_PREPARING)
+        self._no_limit = CapacityLimiter(math.inf)  # anyio's own, beside those above
 
     @property
     def failure(self) -> BaseException | None:
@@ -127,7 +130,7 @@ class ServedEngine:
         """Submits prompts with their parameters, or none.
 
         What takes time of a prompt's length, or compiles a schema, is done in a thread. Raises ``SelfSpecError`` if one
-        does not fit, or too many wait.
+        does not fit, or too many wait, or this one has waited too long for a thread.
         """
         engine = self._engine
         assert engine is not None, "the engine is not started"
@@ -136,9 +139,12 @@ class ServedEngine:
             return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
 
         constrained = any(params.constraint is not None for _, params in asked)
-        requests = await to_thread.run_sync(
-            _releasing, prepare, limiter=self._compiling if constrained else self._preparing
-        )
+        async with contextlib.AsyncExitStack() as places:
+            with move_on_after(self._wait_seconds) as waited:
+                await places.enter_async_context(self._compiling if constrained else self._preparing)
+            if waited.cancelled_caught:
+                raise QueueFullError("other requests take long to be prepared; try again later")
+            requests = await to_thread.run_sync(_releasing, prepare, limiter=self._no_limit)
         ids = [request_id if len(asked) == 1 else f"{request_id}-{index}" for index in range(len(asked))]
         return engine.enqueue(requests, ids)
 

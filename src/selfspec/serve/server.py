@@ -1,5 +1,6 @@
 """The process of a server: from a listening socket to the end, after the last answer."""
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -25,6 +26,9 @@ _OTHER_FILES = 256
 _TURN = 0.001
 """Seconds that a thread may keep Python from the event loop, which needs it several times for each answer."""
 
+_HANDSHAKE_SECONDS = 5.0
+"""For clients that begin a connection with TLS: until its handshake ends, ``Connection`` does not see it."""
+
 _CLOSING_SECONDS = 5
 """For clients that do not read the last bytes of their answers."""
 
@@ -35,6 +39,7 @@ class Server(uvicorn.Server):
     After the first, new requests are refused and ``/ready`` says so; when the last answer is complete, or after
     ``drain_seconds``, the process ends with exit code 0. It also ends if the engine fails: then requests have got their
     errors, and nothing could be answered any more. ``failure`` says why the engine could not be started, or failed.
+    Handshakes of TLS have ``handshake_seconds``.
     """
 
     def __init__(
@@ -43,12 +48,28 @@ class Server(uvicorn.Server):
         service: Service,
         drain_seconds: float,
         started: Callable[[], None] = lambda: None,
+        *,
+        handshake_seconds: float = _HANDSHAKE_SECONDS,
     ) -> None:
         super().__init__(config)
-        self._service, self._drain_seconds = service, drain_seconds
+        self._service, self._drain_seconds, self._handshake_seconds = service, drain_seconds, handshake_seconds
         self._on_start: Callable[[], None] | None = started
         self._drains_until: float | None = None
         self.failure: SelfSpecError | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens. With TLS handshakes have to end in time, for which uvicorn has no option."""
+        if not self.config.is_ssl:
+            await super().startup(sockets)
+            return
+        loop = asyncio.get_running_loop()
+        listen = loop.create_server
+        timed = partial(listen, ssl_handshake_timeout=self._handshake_seconds)
+        loop.create_server = timed  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets)
+        finally:
+            loop.create_server = listen  # type: ignore[method-assign]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes a signal."""
@@ -130,7 +151,8 @@ def run_server(
         timeout_graceful_shutdown=_CLOSING_SECONDS,
         timeout_keep_alive=max(1, int(limits.seconds)),
     )
-    server = Server(config, service, drain_seconds, started)
+    seconds = min(_HANDSHAKE_SECONDS, limits.seconds)
+    server = Server(config, service, drain_seconds, started, handshake_seconds=seconds)
     server.run(sockets=[listening])
     if server.failure is not None:
         raise server.failure

@@ -108,7 +108,13 @@ class ServeOptions(Limits):
     ) -> Service:
         """What answers requests, not started yet. ``load`` makes the engine instead of this object's own."""
         methods = None if self.methods is None else split_methods(self.methods)
-        engine = ServedEngine(load or self.load, methods=methods, state=state, state_seconds=state_seconds)
+        engine = ServedEngine(
+            load or self.load,
+            methods=methods,
+            state=state,
+            state_seconds=state_seconds,
+            wait_seconds=self.read_seconds,
+        )
         readers = ReaderPool(self.readers, self.read_seconds)
         return Service(engine, self.names, self.limits, readers, adapters=tuple(self.adapters))
 

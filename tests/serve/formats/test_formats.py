@@ -271,6 +271,22 @@ def test_channels_of_harmony() -> None:
 
 
 @pytest.mark.parametrize("cuts", [None, [], [4, 9]])
+@pytest.mark.parametrize("recipient", [" to=functions.add", "to=add"])
+def test_a_recipient_of_harmony_before_the_channel(recipient: str, cuts: list[int] | None) -> None:
+    for channel in ("<|channel|>commentary json", "<|channel|>commentary <|constrain|>json", ""):
+        text = f"{recipient}{channel}<|message|>{ARGUMENTS}<|call|>"
+        assert called(MADE["harmony"].read(text, cuts)) == [ADD]
+    for text in (" to=functions.add", " to be, or not", "to", " "):
+        assert MADE["harmony"].read(text, cuts) == [("text", text)]
+    reasoning = f"{recipient}<|channel|>analysis<|message|>Hm.".replace("add", "other").replace("functions.", "")
+    assert MADE["harmony"].read(reasoning, cuts) == [("reasoning", "Hm.")]
+
+
+def test_a_name_of_harmony_that_no_tool_can_have_fails_nothing() -> None:
+    assert MADE["harmony"].read(f"<|channel|>commentary to=functions.{'a' * 200}<|message|>{{}}<|call|>")
+
+
+@pytest.mark.parametrize("cuts", [None, [], [4, 9]])
 @pytest.mark.parametrize("blank", ["", " "])
 def test_a_call_of_harmony_without_arguments_has_an_empty_object(blank: str, cuts: list[int] | None) -> None:
     head = f"<|channel|>commentary to=functions.now<|message|>{blank}"

@@ -15,7 +15,7 @@ from selfspec.serve.formats.lark import Rules
 from selfspec.serve.formats.marks import Marks
 from selfspec.serve.formats.scanner import NotACall, Part, Scanner, Steps
 
-_KEY = "argument"
+_KEY, _SAID = "argument", "what was said"
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The JSON schemas of the arguments of tools, by name."""
@@ -52,6 +52,7 @@ class Dialect:
     Attributes:
         short_ids: whether the template takes ids of calls of nine characters alone, as Mistral's do.
         arguments_as_text: whether it adds the arguments of calls to texts, and does not write an object as JSON itself.
+        takes_late_system: whether it writes a system message that is not the first one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -61,6 +62,7 @@ class Dialect:
         self._reads = _names_in(self.template)
         self._formats = choose_formats(self.template, self._marks)
         self.short_ids = "[TOOL_CALLS]" in self.template
+        self.takes_late_system = _takes_late_system(tokenizer)
         self.arguments_as_text = not _writes(tokenizer, {_KEY: 1}) and _writes(tokenizer, json.dumps({_KEY: 1}))
 
     def reads(self, name: str) -> bool:
@@ -204,15 +206,28 @@ def _with_form(grammar: str, form: Constraint | None) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": form.text}]})
 
 
+def _takes_late_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template writes a system message that follows others; some refuse it, some leave it out."""
+    turns = [("system", "a"), ("user", "b"), ("assistant", "c"), ("system", _SAID), ("user", "d")]
+    text = _render(tokenizer, [{"role": role, "content": content} for role, content in turns])
+    return text is not None and _SAID in text
+
+
 def _writes(tokenizer: PreTrainedTokenizerBase, arguments: object) -> bool:
     """Whether the chat template can write the arguments of a call, given in this form, and not in Python's notation."""
     call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    chat: list[Any] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = _render(
+        tokenizer, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    )
+    return text is not None and f"'{_KEY}'" not in text
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, chat: list[Any]) -> str | None:
+    """The text of a chat; ``None`` for one that the template refuses."""
     try:
-        text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+        return str(tokenizer.apply_chat_template(chat, tokenize=False))
     except Exception:  # templates raise whatever they like
-        return False
-    return f"'{_KEY}'" not in text
+        return None
 
 
 def _names_in(template: str) -> set[str]:

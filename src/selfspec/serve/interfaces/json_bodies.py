@@ -1,6 +1,7 @@
 """What interfaces have in common whose streams consist of events with names."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,9 @@ class Event:
 class JsonBodies(Bodies):
     """Bodies that are plain JSON, and events with names."""
 
-    def failed(self, error: ApiError) -> Event:
+    def failed(self, error: ApiError) -> Iterator[Event]:
         """The event of an error, after which nothing comes."""
-        return Event("error", {"type": "error", **error.body})
+        yield Event("error", {"type": "error", **error.body})
 
     def event(self, body: Event) -> str:
         """A server-sent event."""

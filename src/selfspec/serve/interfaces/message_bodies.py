@@ -52,9 +52,13 @@ class MessageBodies(JsonBodies):
         yield _event("message_delta", delta=_stop(answer), usage=_usage(usage))
         yield _event("message_stop")
 
-    def failed(self, error: ApiError) -> Event:
+    def failed(self, error: ApiError) -> Iterator[Event]:
         """The event of an error, after which nothing comes."""
-        return Event("error", error.messages_body)
+        yield Event("error", error.messages_body)
+
+    def ping(self) -> str:
+        """What says in a stream that it is alive."""
+        return self.event(_event("ping"))
 
     def _close(self) -> Iterator[Event]:
         if self._open is not None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from selfspec.serve.forms import JsonSchema as NamedSchema
 from selfspec.serve.forms import ResponseFormat
@@ -20,11 +20,13 @@ from selfspec.serve.requests import (
     Tool,
     ToolCall,
     joined,
+    left_out,
     named_tool,
 )
 from selfspec.serve.strict import Strict
 
 MOST_BLOCKS = 4096
+_BILLING = "x-anthropic-billing-header:"
 
 
 class _Block(Strict):
@@ -76,7 +78,35 @@ class ToolReference(_Block):
         return f"The tool {self.tool_name} can be called now."
 
 
-Found = Annotated[TextBlock | ToolReference, Field(discriminator="type")]
+class LeftOutBlock(Strict):
+    """What a model that reads text cannot be told of a tool's result."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["image", "document"]
+
+    @property
+    def text(self) -> str:
+        """What the model is told instead."""
+        return left_out("an image" if self.type == "image" else "a document")
+
+
+class SearchResultBlock(_Block):
+    """A text that a search found."""
+
+    type: Literal["search_result"]
+    source: Text
+    title: Text
+    content: Annotated[list[TextBlock], Field(max_length=MOST_BLOCKS, fail_fast=True)]
+    citations: Any = Field(default=None, description="Has no effect.")
+
+    @property
+    def text(self) -> str:
+        """The text, after where it is from."""
+        return "\n".join((self.title, self.source, joined(self.content)))
+
+
+Found = Annotated[TextBlock | ToolReference | LeftOutBlock | SearchResultBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(_Block):
@@ -166,7 +196,8 @@ class _Conversation(Strict):
 
     def as_chat(self, **fields: Any) -> ChatRequest:
         """The chat that this request is."""
-        messages = [Message(role="system", content=joined(self.system))] if self.system else []
+        system = _without_billing(joined(self.system))
+        messages = [Message(role="system", content=system)] if system else []
         for turn in self.messages:
             messages += _messages(turn)
         fields["continue_final_message"] = self.messages[-1].role == "assistant"
@@ -223,6 +254,15 @@ class MessagesRequest(_Conversation):
         names = ("max_tokens", "stream", "temperature", "top_k", "top_p")
         given = {name: getattr(self, name) for name in names}
         return super().as_chat(**given, stop=self.stop_sequences or None, **fields)
+
+
+def _without_billing(system: str) -> str:
+    """A system text without the line that Claude Code begins it with.
+
+    It is for Anthropic's server, and different in each request: no prompt would begin like an earlier one.
+    """
+    line, _, rest = system.partition("\n")
+    return rest if line.startswith(_BILLING) else system
 
 
 def _messages(turn: Turn) -> Iterator[Message]:

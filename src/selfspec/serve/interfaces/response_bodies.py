@@ -40,17 +40,27 @@ class ResponseBodies(JsonBodies):
         self._number = 0
         self._ids: list[str] = []  # of the items so far
         self._open: Block | None = None
+        self._answer: Answer | None = None  # the one that is streamed
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
         [answer] = answers
-        return _WithResponse("", self._response(answer, usage), self._repeated)
+        return _WithResponse("", self._ended(answer, usage), self._repeated)
 
     def start(self, usage: Usage) -> Iterator[Event]:
         """The events that a stream begins with."""
-        response = self._response(None, None)
+        response = self._response("in_progress")
         yield self._with_response("response.created", response)
         yield self._with_response("response.in_progress", response)
+
+    def first(self, answer: Answer) -> Iterator[Event]:
+        """An answer begins with its first item."""
+        self._answer = answer
+        return iter(())
+
+    def ping(self) -> str:
+        """What says in a stream that it is alive: this interface has no other event for that."""
+        return self.event(self._with_response("response.in_progress", self._response("in_progress")))
 
     def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
         """The events of what some pieces add."""
@@ -76,13 +86,22 @@ class ResponseBodies(JsonBodies):
     def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
         """The event with the whole response."""
         [answer] = answers
-        response = self._response(answer, usage)
+        response = self._ended(answer, usage)
         yield self._with_response(f"response.{response['status']}", response)
 
-    def failed(self, error: ApiError) -> Event:
-        """The event of an error, after which nothing comes."""
+    def failed(self, error: ApiError) -> Iterator[Event]:
+        """The event of an error, and the one with the response so far, after which nothing comes."""
         said = error.body["error"]
-        return self._event("error", code=said["code"], message=said["message"], param=said["param"])
+        yield self._event("error", code=said["code"], message=said["message"], param=said["param"])
+        blocks = [] if self._answer is None else self._answer.blocks
+        items = [
+            self._item(index, block, "incomplete" if block is self._open else "completed")
+            for index, block in enumerate(blocks)
+        ]
+        # The API lists the codes that may be here; these two of them fit what can fail on the way.
+        code = "invalid_prompt" if error.status == 400 else "server_error"
+        failure = {"code": code, "message": said["message"]}
+        yield self._with_response("response.failed", self._response("failed", items, error=failure))
 
     def _close(self, answer: Answer) -> Iterator[Event]:
         block, self._open = self._open, None
@@ -131,28 +150,30 @@ class ResponseBodies(JsonBodies):
             return {**head, "type": "reasoning", "summary": [], "content": content}
         return {**head, "type": "message", "role": "assistant", "content": content}
 
-    def _response(self, answer: Answer | None, usage: Usage | None) -> dict[str, Any]:
-        """The response so far: without an answer, one in progress."""
-        complete = answer is not None and answer.finish_reason != "length"
-        status = "in_progress" if answer is None else "completed" if complete else "incomplete"
-        items = (
-            []
-            if answer is None
-            else [self._item(index, block, _status(answer, index)) for index, block in enumerate(answer.blocks)]
-        )
+    def _ended(self, answer: Answer, usage: Usage) -> dict[str, Any]:
+        """The whole response."""
+        items = [self._item(index, block, _status(answer, index)) for index, block in enumerate(answer.blocks)]
+        if answer.finish_reason == "length":
+            details = {"reason": "max_output_tokens"}
+            return self._response("incomplete", items, incomplete_details=details, usage=_usage(usage))
+        return self._response("completed", items, completed_at=int(time.time()), usage=_usage(usage))
+
+    def _response(self, status: str, items: Sequence[Any] = (), **fields: Any) -> dict[str, Any]:
+        """A response with a status, the items so far, and what its status has."""
         return {
             **self._head,
             "model": self._model,
             "status": status,
             "background": False,
-            "completed_at": int(time.time()) if complete else None,
+            "completed_at": None,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": items,
+            "incomplete_details": None,
+            "output": list(items),
             "previous_response_id": None,
             "store": False,
-            "usage": None if usage is None else _usage(usage),
+            "usage": None,
             "truncation": "disabled",
+            **fields,
         }
 
 

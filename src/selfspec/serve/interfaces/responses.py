@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
+from selfspec.serve.api_errors import UNSUPPORTED
 from selfspec.serve.forms import Ignored, ResponseFormat
 from selfspec.serve.forms import JsonSchema as NamedSchema
 from selfspec.serve.requests import (
@@ -23,6 +25,7 @@ from selfspec.serve.requests import (
     Tool,
     ToolCall,
     joined,
+    left_out,
     named_tool,
 )
 from selfspec.serve.strict import Strict
@@ -57,6 +60,25 @@ Contents = Annotated[
 ]
 
 
+class LeftOutContent(Strict):
+    """What a model that reads text cannot be told of a tool's output."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_image", "input_file"]
+
+    @property
+    def text(self) -> str:
+        """What the model is told instead."""
+        return left_out("an image" if self.type == "input_image" else "a file")
+
+
+Outputs = Annotated[
+    list[Annotated[TextContent | RefusalContent | LeftOutContent, Field(discriminator="type")]],
+    Field(max_length=MOST_ITEMS, fail_fast=True),
+]
+
+
 class _Item(Strict):
     id: Text | None = None
     status: Any = None
@@ -86,7 +108,7 @@ class OutputItem(_Item):
 
     type: Literal["function_call_output"]
     call_id: Text
-    output: Text | Contents
+    output: Text | Outputs
 
 
 class ReasoningText(Strict):
@@ -110,12 +132,25 @@ def _type_of(item: Any) -> str:
     return kind if isinstance(kind, str) else ""
 
 
+def _not_stored(name: str, send: str) -> PydanticCustomError:
+    """The refusal of what stands for something that a server would have stored."""
+    return PydanticCustomError(UNSUPPORTED, f"{name} is not supported: nothing is stored; send {send} in input")
+
+
+def _no_reference(item: Any) -> Any:
+    """An item that is there, and not stored somewhere."""
+    if isinstance(item, dict) and item.get("type") == "item_reference":
+        raise _not_stored("item_reference", "the item itself")
+    return item
+
+
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_type_of),
+    BeforeValidator(_no_reference),
 ]
 
 
@@ -219,6 +254,13 @@ class ResponsesRequest(Ignored):
     previous_response_id: None = Field(default=None, description="Not supported: send the whole conversation.")
     conversation: None = Field(default=None, description="Not supported: send the whole conversation.")
     prompt: None = Field(default=None, description="Not supported.")
+
+    @field_validator("previous_response_id", "conversation", "prompt", mode="before")
+    @classmethod
+    def _names_nothing_stored(cls, value: Any, field: ValidationInfo) -> Any:
+        if value is not None:
+            raise _not_stored(str(field.field_name), "the whole conversation")
+        return value
 
     def as_chat(self) -> ChatRequest:
         """The chat that this request is."""
