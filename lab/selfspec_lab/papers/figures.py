@@ -67,7 +67,7 @@ def read_figures(run: Run, table: Table, model: Reported, column: int, task: int
     machine = roofline_cost(model.device or table.device, model.shape(column), bits=model.bits)
     found: dict[str, list[PromptFigures]] = {}
     for label, row in table.methods.items():
-        costs = {"machine": machine, "rule": RuleCost(), "profile": profile}
+        costs: dict[str, CostModel] = {"machine": machine, "rule": RuleCost(), "profile": profile}
         settings = run.fields["settings"].get(label, {})
         found[label] = [
             _of_prompt(

@@ -113,7 +113,7 @@ def _repeated(step: NoDraft, times: int) -> Follow:
 
 def _may_draft_layers(drafters: Sequence[AutoDrafter], batch: _Batch) -> list[AutoDrafter]:
     """The requests for which layers may promise what is asked of them in a batch."""
-    least = {
+    least: dict[LiveCosts | None, float] = {
         layers: least_acceptance_of_layers(batch.verify, layers.now(batch.count), LEAST_GAIN_TOGETHER)
         for layers in {drafter.layer_costs for drafter in drafters}
         if layers is not None
