@@ -86,7 +86,8 @@ class AutoDrafter(Drafter):
         preparing = 0.0 if naps else self._catch_up(pays=True)
         forwards, certain = self.verify_costs.now(), self.verify_costs.doubt <= UNKNOWN
         follow, runs = self._follow if certain else None, self._runs and certain
-        known = self._overhead.added_in_runs(forwards, self._planning_of_runs.mean) if runs else ()
+        planning = self._planning_of_runs.mean or self._planning.mean  # before there was a run
+        known = self._overhead.added_in_runs(forwards, planning) if runs else ()
         if runs and self._layers is None:  # no round is alone
             verify: CostTable = [0.0, forwards[1] + self._overhead.step, *known[2:]]
         else:
@@ -397,7 +398,8 @@ class AutoDrafter(Drafter):
         if self._layers is not None and (forwards := self._layers.timed((1,) * drafted)):
             self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
-        selecting, rounds = seconds.select - planned.preparing, len(rows) - self._napped
+        selecting = seconds.select + self._clock() - began - planned.preparing
+        rounds = len(rows) - self._napped
         if rounds > 0:
             napping = self._napped * self._naps.round_seconds
             self._planning_of_runs.note(max(0.0, selecting - napping) / rounds)

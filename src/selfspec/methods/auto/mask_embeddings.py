@@ -64,7 +64,7 @@ class MaskEmbeddings:
         self, makers: Sequence[Callable[[], torch.Tensor | None]] = (), rates: MaskEmbeddingRates | None = None
     ) -> None:
         self._makers = tuple(makers) or (lambda: None,)
-        self._made: dict[int, torch.Tensor | None] = {}
+        self._made: dict[int, torch.Tensor | None] = {} if makers else {0: None}
         self._rates = rates or MaskEmbeddingRates(len(self._makers))
         self.kind = 0
 
