@@ -246,7 +246,7 @@ def test_prompts_of_a_file(serving: Callable[[str], ModuleType], tmp_path: Path)
         serving("prompts").read_prompts(file)
 
 
-def test_aims_compare_with_one_client_and_with_the_best_other_server(serving: Callable[[str], ModuleType]) -> None:
+def test_ratios_compare_with_one_client_and_with_the_best_other_server(serving: Callable[[str], ModuleType]) -> None:
     speeds = {
         ("selfspec:auto", 1): 97.0,
         ("selfspec:auto", 16): 600.0,
@@ -256,9 +256,9 @@ def test_aims_compare_with_one_client_and_with_the_best_other_server(serving: Ca
     samples = [
         {"server": name, "clients": count, "tokens_per_second": speed} for (name, count), speed in speeds.items()
     ]
-    assert serving("figures").aims(samples) == [
-        "`selfspec:auto`, 16 clients ÷ one: 6.19 (6)",
-        "`selfspec:auto` ÷ the best other server, by number of clients: 1.62 at 1 (`vllm`) (1.0)",
+    assert serving("figures").ratios_of(samples) == [
+        "`selfspec:auto`, 16 clients ÷ one: 6.19",
+        "`selfspec:auto` ÷ the best other server, by number of clients: 1.62 at 1 (`vllm`)",
     ]
 
 
