@@ -68,6 +68,10 @@ class Allowance:
         later = max(0.0, plain - CREDITED * step)
         return plain + self._credit * step + self._delta * later - self._spent
 
+    def regained(self, step: float) -> float:
+        """Seconds that a round of plain decoding gives back, if a step takes ``step``; planning it has to take less."""
+        return self._delta * step
+
     def note(self, tokens: int, seconds: float, step: float) -> None:
         """Counts a round by the tokens that it committed and its seconds."""
         self._plain += tokens * step

@@ -86,8 +86,7 @@ class AutoDrafter(Drafter):
         preparing = 0.0 if naps else self._catch_up(pays=True)
         forwards, certain = self.verify_costs.now(), self.verify_costs.doubt <= UNKNOWN
         follow, runs = self._follow if certain else None, self._runs and certain
-        planning = self._planning_of_runs.mean or self._planning.mean  # before there was a run
-        known = self._overhead.added_in_runs(forwards, planning) if runs else ()
+        known = self._overhead.added_in_runs(forwards, self._planning_mean) if runs else ()
         if runs and self._layers is None:  # no round is alone
             verify: CostTable = [0.0, forwards[1] + self._overhead.step, *known[2:]]
         else:
@@ -241,12 +240,18 @@ class AutoDrafter(Drafter):
             planned.preparing += self._clock() - began
 
     def _is_held_back(self, planned: Round, longest: float) -> bool:
-        """Whether no draft fits in ``longest`` seconds; then nothing is planned for a while."""
+        """Whether no draft fits in ``longest`` seconds; where planning keeps it so, nothing is planned for a while."""
         if longest > planned.known[2]:
             self._naps.end()
             return False
-        self._naps.begin()
+        if self._planning_mean > self._allowance.regained(planned.verify[1]):
+            self._naps.begin()
         return True
+
+    @property
+    def _planning_mean(self) -> float:
+        """Seconds that planning a round takes; those of a round alone before there was a run."""
+        return self._planning_of_runs.mean or self._planning.mean
 
     def _filled_rows(self, planned: Round, longest: float) -> tuple[FilledRows | None, float]:
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
