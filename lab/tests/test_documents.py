@@ -25,12 +25,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_the_page_of_the_claims_is_made_of_the_committed_results() -> None:
     page, folders = ROOT / "docs" / "experiments.md", read_folders(RESULTS / "experiments")
+    text = page.read_text(encoding="utf-8")
     assert set().union(*folders.values()) == EXPERIMENTS.keys()
     for folder, results in folders.items():
-        stamps = {(str(result["stamp"]["hardware"]), result["stamp"]["threads"]) for result in results.values()}
-        assert len(stamps) == 1, "one machine for a model"
         assert all((folder / f"{name}.png").is_file() for name in results)
-    assert page.read_text(encoding="utf-8") == render_document(folders, page)
+        for result in results.values():  # a claim is measured on one machine, which its own line names
+            assert f"{result['stamp']['hardware']['processor']}, {result['stamp']['threads']} threads" in text
+    assert text == render_document(folders, page)
 
 
 def test_the_page_of_the_papers_tables_is_made_of_the_committed_runs() -> None:
