@@ -16,6 +16,7 @@ from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.naps import Naps
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
@@ -379,6 +380,32 @@ def test_planning_that_is_dear_ends_where_nothing_may_be_drafted(monkeypatch: py
         drafted += parts != ["plain"]
     assert drafted
     assert clock.now > 1000 * STEP, "it never tried"
+
+
+@pytest.mark.parametrize("dear", [False, True])
+def test_a_request_naps_only_where_planning_takes_more_than_comes_back(
+    monkeypatch: pytest.MonkeyPatch, dear: bool
+) -> None:
+    adversary = Adversary(lambda drafted: 0, confidence=lambda: 0.9, token=few_tokens())
+    begin, naps, held_back = Naps.begin, [0], [0]
+
+    def napped(self: Naps) -> None:
+        naps[0] += 1
+        begin(self)
+
+    monkeypatch.setattr(Naps, "begin", napped)
+    clock = dear_planning(monkeypatch) if dear else None
+    is_held_back = AutoDrafter._is_held_back
+
+    def asked(self: AutoDrafter, *arguments: Any) -> bool:
+        found = is_held_back(self, *arguments)
+        held_back[0] += found
+        return found
+
+    monkeypatch.setattr(AutoDrafter, "_is_held_back", asked)
+    assert [*play(600, [adversary], 0.02, 0.0 if dear else 0.019 * STEP, 1, clock)]
+    assert held_back[0] > 0
+    assert (naps[0] > 0) == dear
 
 
 @pytest.mark.parametrize("run", [1, 12])
