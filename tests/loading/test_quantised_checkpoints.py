@@ -240,7 +240,9 @@ def test_heads_that_transformers_passes_over_are_passed_over(tmp_path: Path) -> 
         tensors["mtp.norm.weight"] = torch.ones(64, dtype=torch.float16)
 
     original = copy.deepcopy(built("qwen3_5_text"))
-    load_model(save_quantised(tmp_path, Kind("gptq", group=32), model=original, change=add_head), dtype="float32")
+    folder = save_quantised(tmp_path, Kind("gptq", group=32), model=original, change=add_head)
+    model, _ = load_model(folder, dtype="float32")
+    assert any(isinstance(module, LowBitLinear) for module in model.modules())
 
 
 @pytest.mark.parametrize("case", ["mamba", "qwen3-moe"])

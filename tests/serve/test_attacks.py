@@ -175,7 +175,7 @@ def test_a_large_body_that_comes_slowly_gives_way(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_body_that_needs_no_key_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody without a key keeps out the large bodies of those who have one."""
+    """Clients without a key do not keep out the large bodies of those who have one."""
     monkeypatch.setattr(middleware, "_MOST_LARGE", 0)  # a place would be refused by status 429
     with make_client(ScriptedEngine(), api_keys=["key"]) as client:
         large = b"x" * 2**17

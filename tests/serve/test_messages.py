@@ -139,7 +139,7 @@ def test_the_line_that_claude_code_begins_with_is_left_out() -> None:
     assert counts == {len(first)}
     ask(engine, system=line.format("d"))
     assert prompt(engine) == "user: Hiassistant:"
-    ask(engine, system=f"Be brief.\n{line}")  # of somebody who writes about it
+    ask(engine, system=f"Be brief.\n{line}")  # in a text about it
     assert line in prompt(engine)
 
 

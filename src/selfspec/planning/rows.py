@@ -73,38 +73,17 @@ def fill_rows(known: Known, verify: CostTable, rate: float, longest: float, gain
         seconds, own = verify[1 + count], 0.0
         probes: tuple[int, ...] = ()
         if gain and count <= _PROBED_LENGTHS:
-            likeliest = max(reached, ends[0][0]) if ends else reached
-            if likeliest * gain > rate * (verify[2 + count] - seconds):
-                probes, own = _probes(sorted([*ends, (reached, count)], reverse=True), count, verify, rate, gain)
-                if verify[1 + count + len(probes)] <= most:
-                    seconds = verify[1 + count + len(probes)]
-                else:
-                    probes, own = (), 0.0
-            if len(ends) < MOST_PROBES or reached - after >= ends[-1][0]:
-                ends = sorted([*ends, (reached - after, count)], reverse=True)[:MOST_PROBES]
+            probes, own = _probes(sorted([*ends, (reached, count)], reverse=True), count, verify, rate, gain)
+            if probes and verify[1 + count + len(probes)] <= most:
+                seconds = verify[1 + count + len(probes)]
+            else:
+                probes, own = (), 0.0
+            ends = sorted([*ends, (reached - after, count)], reverse=True)[:MOST_PROBES]
         worth = trust * (expected - 1) + own - rate * seconds
         if (seconds <= most or not count) and worth >= highest:
             highest, best = worth, (Plan(count, expected, seconds), probes, own)
         expected, reached = expected + after, after
-        if count >= likely and verify[2 + count] > verify[1 + count]:
-            chances = [chance for chance, _ in ends] if gain and count < _PROBED_LENGTHS else []
-            if highest > _most_after(count, chances, trust * (expected - 1), verify, rate, gain):
-                break
     return FilledRows(known, *best)
-
-
-def _most_after(
-    count: int, chances: Sequence[float], tokens: float, verify: CostTable, rate: float, gain: float
-) -> float:
-    """Most that more than ``count`` known tokens can be worth, where those after them are never right.
-
-    ``chances`` are those of the rows after which probes may stand, the likeliest first; ``tokens`` are expected.
-    """
-    own, most = 0.0, -inf
-    for probes in range(len(chances) + 1):
-        most = max(most, tokens + own - rate * min(verify[2 + count + probes :]))
-        own += chances[probes] * gain if probes < len(chances) else 0.0
-    return most
 
 
 def _probes(

@@ -18,8 +18,7 @@ class ControlTokens:
     control tokens: many models have ``<tool_call>`` and ``<|fim_middle|>`` among them. Others, such as runs of spaces,
     are words.
 
-    ``hide`` puts a mark that nobody can guess after the first character of each. ``split`` finds the marks in what the
-    template wrote.
+    ``hide`` puts a random mark after the first character of each. ``split`` finds the marks in what the template wrote.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str = "") -> None:

@@ -147,7 +147,7 @@ class ApiKey:
 class BodyLimit:
     """Refuses bodies that are too large or come too slowly, and large ones while too many others arrive.
 
-    Those of requests that need no key are small, so that nobody without one takes the places of large ones.
+    Those of requests that need no key are small, so that clients without one do not take the places of large ones.
     """
 
     def __init__(self, app: ASGIApp, most_bytes: int, most_seconds: float) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from selfspec.serve.forms import Formed, Ignored
@@ -158,9 +158,18 @@ def joined(content: str | list[Any] | None) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content or ())
 
 
-def left_out(what: str) -> str:
-    """What the model is told in place of a part of a tool's result that is no text: it came, and the chat goes on."""
-    return f"[{what} was left out: this model reads text]"
+class LeftOut(Strict):
+    """A part of what a tool found that is no text. The model is told that it came, and the chat goes on."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        """What the model is told instead."""
+        what = self.type.removeprefix("input_")
+        return f"[{'an' if what == 'image' else 'a'} {what} was left out: this model reads text]"
 
 
 class FunctionCall(Strict):

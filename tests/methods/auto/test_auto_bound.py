@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from helpers.auto import after_plain_rounds
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.methods.auto.backoff import Backoff
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.late_copies import LateCopies
-from selfspec.methods.auto.naps import Naps
 from selfspec.methods.auto.together import plan_together
 from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
@@ -367,7 +367,7 @@ def dear_planning(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 BEYOND = 8 * PLANNING
-"""Seconds that are lost beyond the bound: the planning of a first run, which says what it takes, and after naps."""
+"""Seconds lost beyond the bound: a first run's planning, which says what it takes, and what follows backing off."""
 
 
 @pytest.mark.parametrize("run", [1, 12])
@@ -383,17 +383,17 @@ def test_planning_that_is_dear_ends_where_nothing_may_be_drafted(monkeypatch: py
 
 
 @pytest.mark.parametrize("dear", [False, True])
-def test_a_request_naps_only_where_planning_takes_more_than_comes_back(
+def test_a_request_backs_off_only_where_planning_takes_more_than_comes_back(
     monkeypatch: pytest.MonkeyPatch, dear: bool
 ) -> None:
     adversary = Adversary(lambda drafted: 0, confidence=lambda: 0.9, token=few_tokens())
-    begin, naps, held_back = Naps.begin, [0], [0]
+    begin, times, held_back = Backoff.begin, [0], [0]
 
-    def napped(self: Naps) -> None:
-        naps[0] += 1
+    def begun(self: Backoff) -> None:
+        times[0] += 1
         begin(self)
 
-    monkeypatch.setattr(Naps, "begin", napped)
+    monkeypatch.setattr(Backoff, "begin", begun)
     clock = dear_planning(monkeypatch) if dear else None
     is_held_back = AutoDrafter._is_held_back
 
@@ -405,7 +405,7 @@ def test_a_request_naps_only_where_planning_takes_more_than_comes_back(
     monkeypatch.setattr(AutoDrafter, "_is_held_back", asked)
     assert [*play(600, [adversary], 0.02, 0.0 if dear else 0.019 * STEP, 1, clock)]
     assert held_back[0] > 0
-    assert (naps[0] > 0) == dear
+    assert (times[0] > 0) == dear
 
 
 @pytest.mark.parametrize("run", [1, 12])

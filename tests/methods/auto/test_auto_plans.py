@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -63,73 +62,6 @@ def test_probes_stand_where_they_pay(acceptances: list[float], verify: RowCosts,
         for row in range(count + 1):
             more = value + gain * last[row] - rate * table[2 + count]
             assert more <= filled.worth(rate, 1.0) + 1e-9
-
-
-def every_length(
-    survival: list[float], tokens: int, verify: CostTable, rate: float, longest: float, gain: float, trust: float
-) -> tuple[int, tuple[int, ...]]:
-    """The number of tokens and the probes that are worth most, by going through all numbers; the slow oracle."""
-    at, highest, best = [1.0, *survival, *[0.0] * 40], -math.inf, (0, ())
-    for count in range(min(tokens, MOST_DRAFTED) + 1):
-        ends = [(at[row] - at[row + 1], row) for row in range(count)] + [(at[count], count)]
-        probes: list[int] = []
-        own = 0.0
-        if gain and count <= 8:
-            for chance, row in sorted(ends, reverse=True)[:MOST_PROBES]:
-                rows = 1 + count + len(probes)
-                if chance * gain <= rate * (verify[rows + 1] - verify[rows]):
-                    break
-                probes.append(row)
-                own += chance * gain
-            if verify[1 + count + len(probes)] > longest + 1e-9:
-                probes, own = [], 0.0
-        seconds, expected = verify[1 + count + len(probes)], 1.0
-        for each in at[1 : count + 1]:
-            expected += each
-        worth = trust * (expected - 1) + own - rate * seconds
-        if (seconds <= longest + 1e-9 or not count) and worth >= highest:
-            highest, best = worth, (count, tuple(sorted(probes)))
-    return best
-
-
-sixteenths = st.integers(0, 16).map(lambda number: number / 16)
-"""Numbers whose sums and products have no rounding errors, so that what is equal is equal."""
-
-
-@given(
-    st.lists(sixteenths, max_size=4),
-    st.integers(0, 40),
-    st.lists(st.sampled_from([-2, 0, 0, 0, 1, 4]), min_size=35, max_size=35),
-    st.tuples(sixteenths, sixteenths, sixteenths, st.sampled_from([0.5, 1.0, 1.25])),
-)
-def test_lengths_that_are_not_tried_could_not_have_been_taken(
-    acceptances: list[float], more: int, steps: list[int], numbers: tuple[float, float, float, float]
-) -> None:
-    """Costs rise, stay or dip after what is likely; results are those of trying every length."""
-    verify = [0.0, 1.0, *(max(1, 16 + sum(steps[: n + 1])) / 16 for n in range(35))]
-    survival, (rate, gain, spare, trust) = survival_of(acceptances), numbers
-    tokens, longest = len(survival) + more, 1.0 + 2 * spare
-    filled = fill_rows(Known("copies", [0] * tokens, survival), verify, 0.5 + rate, longest, gain, trust)
-    wanted = every_length(survival, tokens, verify, 0.5 + rate, longest, gain, trust)
-    assert (filled.plan.length, filled.probed) == wanted
-
-
-class Counted(list[float]):
-    """Costs that count the rows that were looked at one by one."""
-
-    looked = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        self.looked += isinstance(index, int)
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize("gain", [0.0, 0.2])
-def test_lengths_far_beyond_what_is_likely_are_not_tried(gain: float) -> None:
-    verify = Counted(RowCosts((1, 2, 4, 8, 16, 36), (1.0, 1.05, 1.2, 1.5, 2.1, 3.5)).table())
-    filled = fill_rows(Known("copies", list(range(32)), [0.6, 0.3]), verify, 1.0, math.inf, gain, 1.0)
-    assert filled.plan.length == 2
-    assert verify.looked < 32, "all 33 lengths were tried"
 
 
 def test_a_dip_is_used() -> None:

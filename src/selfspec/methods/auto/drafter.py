@@ -10,11 +10,11 @@ import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.methods.auto.backoff import Backoff
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_drafts import LayerDrafts
 from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.methods.auto.naps import Naps
 from selfspec.methods.auto.planned import Round
 from selfspec.methods.auto.sources import HeadChoice, LayerChoice
 from selfspec.planning.allowance import (
@@ -67,7 +67,7 @@ class AutoDrafter(Drafter):
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
-        self._naps = Naps()
+        self._backoff = Backoff()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._room = prefill.room
         self._clock = clock
@@ -77,13 +77,13 @@ class AutoDrafter(Drafter):
         self._taken: Round | None = None
         self._without_layers = 0  # tokens that are written before a batch thinks of layers again
         self._followed = 0  # tokens of the run that was learned from already
-        self._napped = 0  # rounds of the run in which nothing was planned
+        self._unplanned = 0  # rounds of the run in which nothing was planned
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
-        began, naps = self._clock(), self._naps.on
-        preparing = 0.0 if naps else self._catch_up(pays=True)
+        began, backs_off = self._clock(), self._backoff.on
+        preparing = 0.0 if backs_off else self._catch_up(pays=True)
         forwards, certain = self.verify_costs.now(), self.verify_costs.doubt <= UNKNOWN
         follow, runs = self._follow if certain else None, self._runs and certain
         known = self._overhead.added_in_runs(forwards, self._planning_mean) if runs else ()
@@ -93,10 +93,10 @@ class AutoDrafter(Drafter):
             verify = self._overhead.added_to(forwards, self._planning.mean)
         known = known or verify
         layers_follow = follow is not None and self.mtp_text is not None
-        self._round = planned = Round(1, 1, verify, known, follow, None, naps, layers_follow, verify[1])
-        planned.preparing, self._followed, self._napped = preparing, 0, 0
+        self._round = planned = Round(1, 1, verify, known, follow, None, backs_off, layers_follow, verify[1])
+        planned.preparing, self._followed, self._unplanned = preparing, 0, 0
         longest = self.longest(verify[1])
-        is_plain = naps or not certain or self._is_held_back(planned, longest)
+        is_plain = backs_off or not certain or self._is_held_back(planned, longest)
         draft = planned.plain(held_back=True) if is_plain else self._best(planned, longest)
         if planned.gain:
             self._choose_mask_embedding(planned)
@@ -109,7 +109,7 @@ class AutoDrafter(Drafter):
 
     def begin(self, planned: Round) -> None:
         """Begins a round in a batch, or several of a run, whose tokens are then offered and taken."""
-        self._naps.end()
+        self._backoff.end()
         self._catch_up()
         self._round, self._followed = planned, 0
 
@@ -210,10 +210,10 @@ class AutoDrafter(Drafter):
         planned = self._round
         assert planned is not None
         self.learn_of_run(played)
-        if self._naps.on:
-            planned.naps = True
+        if self._backoff.on:
+            planned.backs_off = True
             return planned.plain(held_back=True)
-        planned.naps = False
+        planned.backs_off = False
         planned.preparing += self._catch_up(pays=True)
         self._known.read_guess(played.guess)
         if not planned.layers_follow and planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
@@ -242,10 +242,10 @@ class AutoDrafter(Drafter):
     def _is_held_back(self, planned: Round, longest: float) -> bool:
         """Whether no draft fits in ``longest`` seconds; where planning keeps it so, nothing is planned for a while."""
         if longest > planned.known[2]:
-            self._naps.end()
+            self._backoff.end()
             return False
         if self._planning_mean > self._allowance.regained(planned.verify[1]):
-            self._naps.begin()
+            self._backoff.begin()
         return True
 
     @property
@@ -274,7 +274,7 @@ class AutoDrafter(Drafter):
         if feedback.run and planned.verify:
             self._learn_from_run(planned, feedback, began)
             return
-        naps = self._naps.on or not planned.verify
+        backs_off = self._backoff.on or not planned.verify
         self._count(len(committed))
         if not planned.verify:
             assert planned.shared is not None
@@ -286,14 +286,14 @@ class AutoDrafter(Drafter):
             return
         if planned.shared is None and isinstance(feedback.draft, RunDraft) and feedback.draft.follow is not None:
             self._runs = False  # it could have been followed
-        (self._known.put_off if naps else self._known.extend)(committed)
+        (self._known.put_off if backs_off else self._known.extend)(committed)
         drafting = planned.expected_drafting(feedback)
         if planned.guess is not None:
             confidences = feedback.proposal.confidences
             self._layer_plans.note(confidences, feedback.accepted)
             if confidences:
                 self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
-        elif not naps:
+        elif not backs_off:
             self._forget(faded(len(committed)))
         self._known.read_guess(feedback.guess)
         if planned.is_known:
@@ -304,9 +304,9 @@ class AutoDrafter(Drafter):
         if planned.shared is None:
             beside = self._learn_costs(rows, seconds, self._forwards(planned, feedback))
             took = self._planned + self._clock() - began
-            if planned.naps:
-                self._naps.note_rounds(1, took)
-                beside = self._naps.round_seconds
+            if planned.backs_off:
+                self._backoff.note_rounds(1, took)
+                beside = self._backoff.round_seconds
             else:
                 self._planning.note(took)
             spent += beside
@@ -342,15 +342,15 @@ class AutoDrafter(Drafter):
         planned, token_ids = self._round, played.token_ids
         assert planned is not None
         self._followed += len(token_ids)
-        if self._naps.on:
+        if self._backoff.on:
             self._known.put_off(token_ids)
         else:
             self._learn_of_tokens(planned, played)
         self._count(len(token_ids))
         step = planned.step
-        if planned.naps:
-            self._napped += 1
-            seconds = step + self._naps.round_seconds
+        if planned.backs_off:
+            self._unplanned += 1
+            seconds = step + self._backoff.round_seconds
         else:
             seconds = planned.seconds_in_run(len(played.drafted))
         self._pace.note(len(token_ids), seconds, step)
@@ -371,7 +371,7 @@ class AutoDrafter(Drafter):
         """Counts tokens that were written."""
         self._room -= tokens
         self._without_layers -= tokens
-        self._naps.pass_by(tokens)
+        self._backoff.pass_by(tokens)
 
     def _catch_up(self, *, pays: bool = False) -> float:
         """Looks through the tokens that were put off; returns the seconds of that, which a request alone ``pays``."""
@@ -382,7 +382,7 @@ class AutoDrafter(Drafter):
         self._forget(faded(tokens))
         seconds = self._clock() - began
         if pays:
-            self._allowance.note(0, self._naps.reading(tokens, seconds), 0.0)
+            self._allowance.note(0, self._backoff.reading(tokens, seconds), 0.0)
         return seconds
 
     def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:
@@ -404,12 +404,12 @@ class AutoDrafter(Drafter):
             self._layers.costs.note(forwards, seconds.draft)
         self._overhead.note_steps(len(rows), seconds.other)
         selecting = seconds.select + self._clock() - began - planned.preparing
-        rounds = len(rows) - self._napped
+        rounds = len(rows) - self._unplanned
         if rounds > 0:
-            napping = self._napped * self._naps.round_seconds
-            self._planning_of_runs.note(max(0.0, selecting - napping) / rounds)
+            backed_off = self._unplanned * self._backoff.round_seconds
+            self._planning_of_runs.note(max(0.0, selecting - backed_off) / rounds)
         else:
-            self._naps.note_rounds(len(rows), selecting)
+            self._backoff.note_rounds(len(rows), selecting)
 
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""

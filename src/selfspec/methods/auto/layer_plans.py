@@ -30,11 +30,11 @@ _FADING = 0.9
 """Share that is kept of what was counted, with each draft."""
 
 
-_KEPT = 4
+_MOST_KEPT = 4
 """Policies of one number of requests and one limit that are kept: texts differ in what is accepted."""
 
 
-class _Known(NamedTuple):
+class _Kept(NamedTuple):
     """A policy, and the costs of a round that it was found for: of one row, of two, and of all."""
 
     policy: DraftPolicy
@@ -58,7 +58,7 @@ class DraftPolicies:
     def __init__(self) -> None:
         # By the number of requests that share the forwards of a draft, and by their limit; the latest first. Entries
         # are replaced whole: what two threads find at the same time, one of them finds again.
-        self._known: dict[tuple[int, int], tuple[_Known, ...]] = {}
+        self._known: dict[tuple[int, int], tuple[_Kept, ...]] = {}
         self._rates: dict[int, float] = {}  # that were found last, by the number of requests
 
     def fastest(self, outlook: Outlook, each: float, verify: CostTable, limit: int, drafting: int) -> DraftPolicy:
@@ -78,7 +78,7 @@ class DraftPolicies:
                 return own.policy
         policy = DraftPolicy.fastest(outlook, each, verify, limit, self._rates.get(drafting, 0.0))
         self._rates[drafting] = policy.rate
-        self._known[drafting, limit] = (_Known(policy, costs), *known[: _KEPT - 1])
+        self._known[drafting, limit] = (_Kept(policy, costs), *known[: _MOST_KEPT - 1])
         return policy
 
 

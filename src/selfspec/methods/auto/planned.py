@@ -38,7 +38,7 @@ class Round:
     known: CostTable  # the same where known tokens are verified, maybe in a run
     follow: Follow | None  # plans the next round of a run; ``None`` where the round has to be alone
     shared: SharedRound | None
-    naps: bool = False  # nothing was planned, as the request is held back
+    backs_off: bool = False  # nothing was planned, as the request is held back
     layers_follow: bool = False  # rounds with a layer draft may be a part of a run
     step: float = 0.0  # seconds of a plain step, or of its share
     value: float = 0.0  # in a batch: seconds that a token beyond the first promises to save

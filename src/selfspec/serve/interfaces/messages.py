@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfspec.serve.forms import JsonSchema as NamedSchema
 from selfspec.serve.forms import ResponseFormat
@@ -14,13 +14,13 @@ from selfspec.serve.requests import (
     ChatRequest,
     FunctionCall,
     FunctionTool,
+    LeftOut,
     Message,
     Stop,
     Text,
     Tool,
     ToolCall,
     joined,
-    left_out,
     named_tool,
 )
 from selfspec.serve.strict import Strict
@@ -78,17 +78,10 @@ class ToolReference(_Block):
         return f"The tool {self.tool_name} can be called now."
 
 
-class LeftOutBlock(Strict):
-    """What a model that reads text cannot be told of a tool's result."""
-
-    model_config = ConfigDict(extra="ignore")
+class LeftOutBlock(LeftOut):
+    """An image or a document in a tool's result."""
 
     type: Literal["image", "document"]
-
-    @property
-    def text(self) -> str:
-        """What the model is told instead."""
-        return left_out("an image" if self.type == "image" else "a document")
 
 
 class SearchResultBlock(_Block):

@@ -18,6 +18,7 @@ from selfspec.serve.requests import (
     Effort,
     FunctionCall,
     FunctionTool,
+    LeftOut,
     Message,
     Speculative,
     StreamOptions,
@@ -25,7 +26,6 @@ from selfspec.serve.requests import (
     Tool,
     ToolCall,
     joined,
-    left_out,
     named_tool,
 )
 from selfspec.serve.strict import Strict
@@ -60,17 +60,10 @@ Contents = Annotated[
 ]
 
 
-class LeftOutContent(Strict):
-    """What a model that reads text cannot be told of a tool's output."""
-
-    model_config = ConfigDict(extra="ignore")
+class LeftOutContent(LeftOut):
+    """An image or a file in a tool's output."""
 
     type: Literal["input_image", "input_file"]
-
-    @property
-    def text(self) -> str:
-        """What the model is told instead."""
-        return left_out("an image" if self.type == "input_image" else "a file")
 
 
 Outputs = Annotated[

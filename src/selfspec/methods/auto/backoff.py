@@ -6,12 +6,12 @@ _SHORTEST, _LONGEST = 16, 64
 """Tokens for which nothing is planned, the first time and at most; where that was in vain, next time twice as many."""
 
 
-class Naps:
+class Backoff:
     """Rounds of plain decoding in which a request that is held back plans nothing.
 
     To plan a round and to learn from it takes a share of a step. Where that is more than the share of plain decoding's
-    time that may be lost, a request that plans goes on losing, and could never draft again. After a nap the tokens that
-    were written meanwhile are looked through.
+    time that may be lost, a request that plans goes on losing, and could never draft again. So it backs off for some
+    tokens, for more while that is in vain; they are looked through afterwards.
     """
 
     def __init__(self) -> None:
