@@ -94,6 +94,8 @@ _SWIFT_CODE = {
     "window": Value("authors", "utils.py, swift_optimization: compares y_2 to y_(γ+1)"),
     "context_window": Value(50, "eval_llama.sh: CONTEXT_WINDOW (inference_swift.py has 32)"),
     "max_matchness": Value(0.93, "eval_llama.sh: MAX_SCORE (inference_swift.py has 0.95)"),
+    "max_optimization_steps": Value(1001, "utils.py, swift_optimization: ends above MAX_OPT_ITER, 1000"),
+    "patience": Value(301, "utils.py, swift_optimization: ends above MAX_TOLERANCE_ITER, 300"),
     "skip_ratio": Value(0.45, "eval_llama.sh: SKIP_RATIO"),
     "acceptance_tolerance": Value(0.0, "the ratio is never lowered"),
     "tree_widths": Value("authors", "utils.py, get_choices_list: 3, 5, 8, 10 in greedy decoding"),

@@ -24,6 +24,9 @@ MOST_CANDIDATES = 10
 _FIRST_PART = 4
 """A candidate that cannot be the best after this part of its tokens is not tried on the others."""
 
+_AUTHORS_MORE_TOKENS = 2
+"""Output tokens, the pending one included, that the authors' code waits for after those that it compares."""
+
 _RATIO, _LARGE_RATIO, _LARGE_MODEL = 0.45, 0.5, 30_000_000_000
 """Skip ratios of appendix B.2, for models of up to 13 billion parameters and from 34 billion on."""
 
@@ -40,7 +43,7 @@ class SwiftSettings(SwiftSearchSettings, SelectingSettings):
     window: str = setting(
         "fixed",
         "which output tokens these are: the first γ (fixed, equation 3), those from the second on (authors, of their "
-        "code), or the last γ (sliding, ours)",
+        "code, once there are two more), or the last γ (sliding, ours)",
         choices=("fixed", "authors", "sliding"),
     )
     accumulation: str = setting(
@@ -113,8 +116,8 @@ class Swift(SelectingMethod):
     best set so far drafts. The search goes on over all requests until it ends (``SwiftSearch``).
 
     The γ tokens are ``y_1 … y_γ`` of equation 3, the first after the prompt, the same for all candidates of a request.
-    In the authors' code they are ``y_2 … y_(γ+1)`` (``window=authors``). With ``window=sliding`` (ours) they are the
-    last γ.
+    In the authors' code they are ``y_2 … y_(γ+1)``, and steps begin with γ + 3 tokens (``window=authors``). With
+    ``window=sliding`` (ours) they are the last γ.
 
     Ours: at most ``max_siblings`` candidates beside the path, the first ones. Their number depends on the confidences
     alone and not on the drafted tokens, so sampling stays exact. With ``schedule=ours`` a round begins with a step only
@@ -211,8 +214,10 @@ class _SwiftDrafter(SelectingDrafter):
         super().__init__(method, prefill)
         settings = method.settings
         self._prompt_length = len(prefill.prompt_ids)
+        authors = settings.window == "authors"
         # The last of the first tokens that candidates are scored on, as a number of output tokens.
-        self._window_end = settings.context_window + (settings.window == "authors")
+        self._window_end = settings.context_window + authors
+        self._fewest_tokens = self._window_end + _AUTHORS_MORE_TOKENS * authors
 
     @property
     def gain(self) -> float | None:
@@ -225,8 +230,8 @@ class _SwiftDrafter(SelectingDrafter):
 
     @property
     def _accumulates(self) -> bool:
-        """Whether the output is shorter than what candidates are scored on."""
-        return self.probe.committed + 1 - self._prompt_length < self._window_end
+        """Whether the output is too short to score candidates on it."""
+        return self.probe.committed + 1 - self._prompt_length < self._fewest_tokens
 
     def draft(self) -> Draft:
         search, accumulation = self.method.search, self.method.settings.accumulation

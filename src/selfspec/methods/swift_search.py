@@ -55,7 +55,9 @@ class SwiftSearchSettings(MethodSettings):
         choices=("even", "alternate"),
     )
     score_start: bool = setting(
-        True, "score the first set in the first step (ours); false leaves it with the first candidate (equation 2)"
+        True,
+        "score the first set in the first step (ours); false leaves it with the first candidate that predicts a token "
+        "(equation 2)",
     )
     max_optimization_steps: int = setting(1000, "longest search, in steps of one forward each (S)", minimum=0)
     bayesian_interval: int = setting(
@@ -100,7 +102,7 @@ class SwiftSearch:
     """The optimisation of SWIFT (section 4.1.2), shared by all requests of a stream and safe from several threads.
 
     The first set, uniform skipping, is scored in the first step. That is ours: by equation 2 and in the authors' code
-    every step tries a candidate, and the first one replaces it (``score_start=false``).
+    every step tries a candidate, and the first one that predicts a token replaces it (``score_start=false``).
 
     Its state belongs to the stream of requests, as in the authors' code and figure 6. Scores of different requests are
     compared directly: a set stays until another one has a higher score, on any request, and is not scored again before
@@ -206,10 +208,14 @@ class SwiftSearch:
             skipped = self.skipped_by(point)
             if len(skipped) not in (self._count, len(progress.skipped)):
                 return  # a candidate from before the ratio was lowered
-            if progress.matchness is None or matchness > progress.matchness:
+            # A first set that is not scored counts as one that predicts nothing.
+            unscored = progress.matchness is None and skipped != tuple(progress.skipped)
+            best = 0.0 if unscored else progress.matchness
+            if best is None or matchness > best:
                 progress.matchness, progress.without_gain = matchness, 0
                 self._skip(skipped)
             else:
+                progress.matchness = best
                 progress.without_gain += 1
 
     def check_is_due(self) -> bool:

@@ -133,23 +133,31 @@ def test_the_ratio_is_that_of_the_models_size(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_authors_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second layer at the start, y_2 to y_(γ+1), wider trees, first and last layer kept."""
+    """Every second layer at the start, y_2 to y_(γ+1) after γ + 3 tokens, wider trees, first and last layer kept."""
     steps = Steps(monkeypatch)
     result, method = write("swift-v2", authors=True, settings={"context_window": 16, "max_matchness": 1.0})
     start = KeptSet.skipping(alternately_skipped(LAYERS), SUBLAYERS)
     assert start.skipped == (2, 3, 6, 7)
     assert result.rounds[0].kept == start
     assert {end for _, _, end, _ in steps.scored} == {PROMPT + 17}
+    before = [sum(each.accepted + 1 for each in result.rounds[:index]) + 1 for index in range(len(result.rounds))]
+    assert len(steps.scored) == sum(tokens >= 19 for tokens in before) < sum(tokens >= 17 for tokens in before)
     assert {len(kept.skipped) for kept, *_ in steps.scored} == {int(0.45 * 2 * (LAYERS - 2))}
     assert not {0, 1, SUBLAYERS - 2, SUBLAYERS - 1} & {index for kept, *_ in steps.scored for index in kept.skipped}
     assert method.draft(start, samples=False).widths(0.9) == 5
     assert method.draft(start, samples=True).widths(0.9) == 3
 
 
-def test_a_first_set_that_is_not_scored_leaves_with_the_first_candidate() -> None:
-    search = SwiftSearch(LAYERS, SwiftSearchSettings(skip_ratio=0.5, score_start=False))
-    first = search.next_candidate()
-    assert first is not None
-    search.observe(first, 0.0)
-    assert search.kept == KeptSet.skipping(search.skipped_by(first), SUBLAYERS)
-    assert search.kept != search.start
+def test_a_first_set_that_is_not_scored_leaves_with_the_first_candidate_that_predicts_a_token() -> None:
+    """A set that predicts nothing replaces none, as in the authors' code; the first set is still not scored."""
+    search = SwiftSearch(LAYERS, SwiftSearchSettings(skip_ratio=0.5, score_start=False, patience=2))
+    candidates = []
+    for score in (0.0, 0.1):
+        candidate = search.next_candidate()
+        assert candidate is not None
+        assert search.skipped_by(candidate) != search.start.skipped
+        search.observe(candidate, score)
+        candidates.append(KeptSet.skipping(search.skipped_by(candidate), SUBLAYERS))
+        assert search.kept == (candidates[-1] if score else search.start)
+    assert candidates[0] != candidates[1]
+    assert not search.finished
