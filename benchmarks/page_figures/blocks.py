@@ -18,6 +18,7 @@ import exported_drafts
 import faithfulness
 import gguf_sides.figures as gguf
 import model_sizes
+import referee_swift
 import rows
 from page_figures import tables
 from page_figures.results import origin, present
@@ -223,6 +224,11 @@ BLOCKS: dict[str, Block] = {
         ("faithfulness",),
         "python benchmarks/faithfulness.py measure --out benchmarks/results/faithfulness.json",
         _only(faithfulness.table),
+    ),
+    "SWIFT's authors": Block(
+        ("referee-swift-tiny", "referee-swift-tiny-early-exit"),
+        "python benchmarks/referee_swift.py CLONE --python PYTHON --model tiny --out FILE",
+        referee_swift.table,
     ),
 }
 """By the name in the marks."""

@@ -63,6 +63,13 @@ def test_the_equal_choices_on_the_page_of_changes_are_those_of_the_referee(
     assert agreement in (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("model", ["tiny", "tiny-early-exit"])
+def test_rounds_and_searches_are_those_of_swifts_authors(benchmarks: Callable[[str], ModuleType], model: str) -> None:
+    result = json.loads((RESULTS / f"referee-swift-{model}.json").read_text(encoding="utf-8"))
+    counts = benchmarks("referee_swift").equal_counts(result)
+    assert all(equal == compared > 0 for equal, compared in counts.values())
+
+
 def test_the_table_of_conformance_is_that_of_the_reports(benchmarks: Callable[[str], ModuleType]) -> None:
     conformance = benchmarks("conformance_table")
     reports = conformance.read_reports(RESULTS / "conformance")
