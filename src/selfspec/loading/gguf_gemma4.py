@@ -6,7 +6,8 @@ values of earlier ones, and all read a second embedding of the tokens.
 
 from typing import Any
 
-from selfspec.loading.gguf_family import GgufFamily, Header, experts
+from selfspec.loading.gguf_family import GgufFamily, Header
+from selfspec.loading.gguf_readers import expert_width, experts, reads
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 
@@ -79,13 +80,7 @@ def _read_second_embedding(header: Header) -> dict[str, int]:
 def _read_experts(header: Header) -> dict[str, Any]:
     if not header.settings.integer("expert_count", 0):
         return {"enable_moe_block": False}
-    values = experts(header)
-    return {
-        "enable_moe_block": True,
-        "num_experts": values["num_local_experts"],
-        "top_k_experts": values["num_experts_per_tok"],
-        "moe_intermediate_size": header.settings.integer("expert_feed_forward_length"),
-    }
+    return reads(experts("num_experts", "top_k_experts"), expert_width, enable_moe_block=True)(header)
 
 
 _NORMS = {

@@ -127,9 +127,6 @@ _MODULES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "shared_mlp.input_linear": "ffn_gate_up_shexp",
     "shared_mlp.output_linear": "ffn_down_shexp",
     "linear_attn.in_proj_qkvz": "ssm_in",
@@ -143,11 +140,12 @@ _MODULES = {
     "linear_attn.A_log": "ssm_a",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
-    "block_sparse_moe.router": "ffn_gate_inp",
-    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
-    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
 }
 """Names in GGUF by the names of modules, or of parameters that are no module's, in transformers."""
+
+_MLP = re.compile(r"^(?:feed_forward|block_sparse_moe)\.")
+_SHARED = re.compile(r"^mlp\.shared_(?:experts|mlp)\.")
+"""What families call ``mlp``, and in it ``shared_expert``."""
 
 _JOINED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
@@ -234,7 +232,7 @@ class _Finder:
 
     def find(self, name: str) -> Source:
         match = _PARAMETER.fullmatch(name)
-        module = self._modules.get(match["module"]) if match else None
+        module = self._module(match["module"]) if match else None
         if match is None or module is None:
             raise refused(f"GGUF has no tensor for the parameter {name}")
         block = "" if match["layer"] is None else f"blk.{match['layer']}."
@@ -251,6 +249,10 @@ class _Finder:
         change, inputs = (None, None) if is_bias else (self._find_change(module), self._inputs.get(module))
         by_head = module == _EXPANDING and len(names) > 1
         return Source(names, rows, change, inputs, in_turns, transposed, by_head=by_head)
+
+    def _module(self, name: str) -> str | None:
+        """The name in GGUF of a module, which the family has for itself or shares with others."""
+        return self._modules.get(name) or self._modules.get(_SHARED.sub("mlp.shared_expert.", _MLP.sub("mlp.", name)))
 
     def _find_change(self, module: str) -> Callable[[Values], Values] | None:
         """What makes a module's parameter of the values of a file."""
