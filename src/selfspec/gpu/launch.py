@@ -8,7 +8,7 @@ import triton
 from torch.nn import functional
 
 from selfspec.gpu import blocks
-from selfspec.gpu.blocks import REAL_TYPES, tile_form
+from selfspec.gpu.blocks import tile_form
 from selfspec.gpu.products import (
     ADDED,
     LOW_BIT_STAGES,
@@ -178,4 +178,4 @@ def _rows_of_program(rows: int) -> int:
 
 def constants_of(form: PackedFormat) -> dict[str, Any]:
     """What kernels know of a format when they are compiled."""
-    return {**tile_form(form).constants, "TYPE": REAL_TYPES.get(form.name, REAL_TYPES["F32"])}
+    return {"FORM": tile_form(form)}

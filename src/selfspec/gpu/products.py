@@ -148,63 +148,41 @@ def low_bit_product(
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     QUADS: tl.constexpr,
-    KIND: tl.constexpr,
-    BITS: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    PART: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HEAD: tl.constexpr,
-    UNIT_BYTES: tl.constexpr,
-    MINIMA: tl.constexpr,
-    TABLE: tl.constexpr,
-    TYPE: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """The same for tiles of weights of few bits; see ``blocks.TileForm``.
 
     ``SHARE`` and ``TOGETHER``, what is read at a time, count units. Places without a row compute the last row again.
     """
-    EXACT: tl.constexpr = KIND == "real" or x.dtype.element_ty.is_fp32()
-    SPANS: tl.constexpr = BITS < 4 and UNIT >= SPAN and not EXACT
+    EXACT: tl.constexpr = FORM.kind == "real" or x.dtype.element_ty.is_fp32()
+    SPANS: tl.constexpr = FORM.bits < 4 and FORM.unit >= SPAN and not EXACT
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     first = tl.program_id(2) * SHARE
-    entry = tl.arange(0, SPAN if SPANS else PART)
+    entry = tl.arange(0, SPAN if SPANS else FORM.part)
     rows_of_x = x + tl.minimum(row, rows - 1)[:, None] * INPUTS + entry[None, :]
     weight_row = column
     if OUTPUTS > 16:  # tiles of 16 rows are whole
         weight_row = tl.minimum(column, (outputs + 15) // 16 * 16 - 1)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(first, tl.minimum(first + SHARE, INPUTS // UNIT), TOGETHER):
+    for start in range(first, tl.minimum(first + SHARE, INPUTS // FORM.unit), TOGETHER):
         for one in tl.static_range(TOGETHER):
-            unit, place = unit_addresses(tiles, weight_row, start + one, INPUTS, UNIT, UNIT_BYTES)
-            own = rows_of_x + (start + one) * UNIT
+            unit, place = unit_addresses(tiles, weight_row, start + one, INPUTS, FORM)
+            own = rows_of_x + (start + one) * FORM.unit
             if EXACT:
-                sums = add_exact(
-                    unit, place, own, sums, KIND, BITS, UNIT, SCALED, PART, OFFSET, HEAD, MINIMA, TABLE, TYPE
-                )
-            elif SPANS and KIND == "grid":
-                sums = add_grid_spans(unit, place, own, sums, BITS, UNIT, OFFSET, HEAD, QUADS)
+                sums = add_exact(unit, place, own, sums, FORM)
+            elif SPANS and FORM.kind == "grid":
+                sums = add_grid_spans(unit, place, own, sums, FORM, QUADS)
             elif SPANS:
-                sums = add_scaled_spans(unit, place, own, sums, KIND, BITS, UNIT, OFFSET, HEAD, QUADS)
+                sums = add_scaled_spans(unit, place, own, sums, FORM, QUADS)
             else:
-                sums = add_codes(
-                    unit, place, own, sums, KIND, BITS, UNIT, SCALED, PART, OFFSET, HEAD, MINIMA, TABLE, QUADS
-                )
+                sums = add_codes(unit, place, own, sums, FORM, QUADS)
     _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def add_shares(
-    shares,
-    bias,
-    out,
-    rows,
-    outputs,
-    stride,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    shares, bias, out, rows, outputs, stride, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, OUTPUTS: tl.constexpr
 ):
     """Adds the sums of the shares of the inputs, ``[SPLITS, rows, outputs]``, one after the other."""
     row, column = tl.program_id(1), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -218,35 +196,18 @@ def add_shares(
 
 
 @triton.jit
-def unpack_rows(
-    tiles,
-    chosen,
-    out,
-    count,
-    INPUTS: tl.constexpr,
-    KIND: tl.constexpr,
-    BITS: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    PART: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HEAD: tl.constexpr,
-    UNIT_BYTES: tl.constexpr,
-    MINIMA: tl.constexpr,
-    TABLE: tl.constexpr,
-    TYPE: tl.constexpr,
-):
+def unpack_rows(tiles, chosen, out, count, INPUTS: tl.constexpr, FORM: tl.constexpr):
     """The values of ``count`` weight rows, ``[count, inputs]``, of which a program has 16 and a unit of inputs."""
     at, index = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1)
     kept = at < count
     weight_row = tl.load(chosen + at, mask=kept, other=0)
-    unit, place = unit_addresses(tiles, weight_row, index, INPUTS, UNIT, UNIT_BYTES)
-    zeros = read_zeros(unit, place, KIND)
-    own = out + at[:, None].to(tl.int64) * INPUTS + input_order(PART, KIND)[None, :] + index * UNIT
-    for part in tl.static_range(UNIT // PART):
-        values = read_part(unit, place, zeros, part * PART, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
-        if KIND != "real":
-            values *= read_scales(unit, place, part * PART // SCALED, KIND)[:, None]
-            if MINIMA:
-                values -= read_minima(unit, place, part * PART // SCALED, KIND)[:, None]
-        tl.store(own + part * PART, values.to(out.dtype.element_ty), mask=kept[:, None])
+    unit, place = unit_addresses(tiles, weight_row, index, INPUTS, FORM)
+    zeros = read_zeros(unit, place, FORM)
+    own = out + at[:, None].to(tl.int64) * INPUTS + input_order(FORM)[None, :] + index * FORM.unit
+    for part in tl.static_range(FORM.unit // FORM.part):
+        values = read_part(unit, place, zeros, part * FORM.part, FORM)
+        if FORM.kind != "real":
+            values *= read_scales(unit, place, part * FORM.part // FORM.scaled, FORM)[:, None]
+            if FORM.has_minima:
+                values -= read_minima(unit, place, part * FORM.part // FORM.scaled, FORM)[:, None]
+        tl.store(own + part * FORM.part, values.to(out.dtype.element_ty), mask=kept[:, None])
