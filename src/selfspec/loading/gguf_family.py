@@ -12,6 +12,9 @@ from selfspec.loading.gguf_settings import Settings
 
 Rows = npt.NDArray[np.int64]
 
+NORM_AFTER_ATTENTION = {"post_attention_layernorm": "post_attention_norm"}
+"""In most families the norm of this name is before the MLP."""
+
 
 @dataclass(frozen=True)
 class Header:
@@ -59,7 +62,7 @@ class GgufFamily:
             missing or make no sense, ``UnsupportedModelError`` where transformers' family computes something else.
         norm: the attribute of its config for what norms add to a variance.
         rms: norms divide by a root of mean squares, and subtract no mean.
-        modules: names in GGUF by those of modules in transformers, where it differs from others.
+        modules: names in GGUF by those of modules in transformers, where they differ from those of ``gguf_names``.
         interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
         whole: last names of modules whose weights its code reads by itself, so that they are numbers of the dtype.
         in_turns: parameters of experts have gate and up of an entry side by side.

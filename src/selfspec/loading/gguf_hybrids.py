@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from selfspec.loading.gguf_deepseek import read_mixture, require_sigmoids, sigmoids_if_said
-from selfspec.loading.gguf_family import GgufFamily, Header, Rows
+from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header, Rows
 from selfspec.loading.gguf_readers import (
     MOST_EXPERTS,
     Reader,
@@ -230,118 +230,39 @@ _jamba = reads(
 )
 
 _DELTA_NETS: dict[str, Any] = {
-    "modules": {"post_attention_layernorm": "post_attention_norm"},
+    "modules": NORM_AFTER_ATTENTION,
     "norms_plus_one": True,
     "partial_rope": True,
 }
-_CONVOLUTIONS = {
-    "model.embedding_norm": "token_embd_norm",
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "conv.conv": "shortconv.conv",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.expert": "exp_probs_b",
-}
-_MAMBA2 = {
-    "in_proj": "ssm_in",
-    "conv1d": "ssm_conv1d",
-    "dt": "ssm_dt",
-    "A_log": "ssm_a",
-    "D": "ssm_d",
-    "norm": "ssm_norm",
-    "out_proj": "ssm_out",
-}
-_OF_MAMBA2 = {f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()}
-_FALCON_H1 = {
-    **_OF_MAMBA2,
-    "pre_ff_layernorm": "ffn_norm",
-    "model.final_layernorm": "output_norm",
-}
-_MAMBA = {
-    **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
-    "mixer.x_proj": "ssm_x",
-    "mixer.dt_proj": "ssm_dt",
-    "norm": "attn_norm",
-    "backbone.embeddings": "token_embd",
-    "backbone.norm_f": "output_norm",
-}
-_JAMBA = {
-    **_OF_MAMBA2,
-    **{f"mamba.{name}_layernorm": f"ssm_{name}_norm" for name in ("dt", "b", "c")},
-    "mamba.x_proj": "ssm_x",
-    "mamba.dt_proj": "ssm_dt",
-    "pre_ff_layernorm": "ffn_norm",
-    "model.final_layernorm": "output_norm",
-}
+_BY_VALUES = {**_DELTA_NETS, "order_outputs": _order_values, "order_inputs": _order_value_inputs}
 _RECURRENT: dict[str, Any] = {
     "norm": "layer_norm_epsilon",
-    "modules": _MAMBA,
     "whole": frozenset({"dt_proj", "embeddings", "lm_head"}),
     "attends": False,
     "rotates": False,
 }
-_NEMOTRON_H = {
-    **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
-    **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
-    "mixer.o_proj": "attn_output",
-    "mixer.up_proj": "ffn_up",
-    "mixer.down_proj": "ffn_down",
-    "mixer.gate": "ffn_gate_inp",
-    "mixer.gate.e_score_correction": "exp_probs_b",
-    "mixer.experts.up_proj": "ffn_up_exps",
-    "mixer.experts.down_proj": "ffn_down_exps",
-    "mixer.shared_experts.up_proj": "ffn_up_shexp",
-    "mixer.shared_experts.down_proj": "ffn_down_shexp",
-    "norm": "attn_norm",
-    "model.embeddings": "token_embd",
-    "model.norm_f": "output_norm",
-}
 
 FALCON_MAMBA = GgufFamily("falcon_mamba", _mamba, **_RECURRENT)
 
+_NEMOTRON_H = GgufFamily(
+    "nemotron_h",
+    _nemotron_h,
+    norm="layer_norm_epsilon",
+    whole=frozenset({"experts"}),
+    rotates=False,
+    varies=True,
+)
 HYBRIDS = {
     "mamba": GgufFamily("mamba", _mamba, **_RECURRENT),
     "mamba2": GgufFamily("mamba2", _mamba2, **_RECURRENT),
-    "jamba": GgufFamily("jamba", _jamba, modules=_JAMBA, whole=frozenset({"dt_proj"}), rotates=False, varies=True),
-    "granitehybrid": GgufFamily("granitemoehybrid", _granite, modules=_OF_MAMBA2, interleaved=True, varies=True),
+    "jamba": GgufFamily("jamba", _jamba, whole=frozenset({"dt_proj"}), rotates=False, varies=True),
+    "granitehybrid": GgufFamily("granitemoehybrid", _granite, interleaved=True, varies=True),
     "qwen3next": GgufFamily("qwen3_next", _qwen3_next, order_outputs=_order_joined, **_DELTA_NETS),
-    "qwen35": GgufFamily(
-        "qwen3_5_text", _qwen35, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS
-    ),
-    "qwen35moe": GgufFamily(
-        "qwen3_5_moe_text",
-        reads(_qwen35, qwen2_moe),
-        order_outputs=_order_values,
-        order_inputs=_order_value_inputs,
-        **_DELTA_NETS,
-    ),
-    "lfm2": GgufFamily(
-        "lfm2",
-        reads(_convolutions, block_auto_adjust_ff_dim=False),
-        norm="norm_eps",
-        modules=_CONVOLUTIONS,
-        varies=True,
-    ),
-    "lfm2moe": GgufFamily("lfm2_moe", _lfm2_moe, norm="norm_eps", modules=_CONVOLUTIONS, varies=True),
-    "falcon-h1": GgufFamily("falcon_h1", _falcon_h1, modules=_FALCON_H1),
-    **dict.fromkeys(
-        ("nemotron_h", "nemotron_h_moe"),
-        GgufFamily(
-            "nemotron_h",
-            _nemotron_h,
-            norm="layer_norm_epsilon",
-            modules=_NEMOTRON_H,
-            whole=frozenset({"experts"}),
-            rotates=False,
-            varies=True,
-        ),
-    ),
+    "qwen35": GgufFamily("qwen3_5_text", _qwen35, **_BY_VALUES),
+    "qwen35moe": GgufFamily("qwen3_5_moe_text", reads(_qwen35, qwen2_moe), **_BY_VALUES),
+    "lfm2": GgufFamily("lfm2", reads(_convolutions, block_auto_adjust_ff_dim=False), norm="norm_eps", varies=True),
+    "lfm2moe": GgufFamily("lfm2_moe", _lfm2_moe, norm="norm_eps", varies=True),
+    "falcon-h1": GgufFamily("falcon_h1", _falcon_h1),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
 }
 """Families with recurrent states, by ``general.architecture``."""

@@ -136,13 +136,6 @@ MIXTURES = {
         varies=True,
         own_heads=True,
     ),
-    "laguna": GgufFamily(
-        "laguna",
-        _laguna,
-        modules={"self_attn.g_proj": "attn_gate"},
-        partial_rope=True,
-        rope_by_layer_type=True,
-        own_heads=True,
-    ),
+    "laguna": GgufFamily("laguna", _laguna, partial_rope=True, rope_by_layer_type=True, own_heads=True),
 }
 """By ``general.architecture``."""

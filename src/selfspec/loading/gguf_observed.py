@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from selfspec.loading.gguf_deepseek import latent_ranks, sigmoids_if_said
-from selfspec.loading.gguf_family import GgufFamily, Header, Rows
-from selfspec.loading.gguf_file import XIELU
+from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header, Rows
 from selfspec.loading.gguf_gemma4 import GEMMA4
 from selfspec.loading.gguf_readers import (
     biases,
@@ -164,84 +163,23 @@ _READ_AFMOE = reads(
     global_attn_every_n_layers=_AFMOE_PERIOD,
     mup_enabled=True,  # llama.cpp has no other
 )
-_GPT2 = {
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-}
-_DENSE = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
-_BLOOM = {
-    **_DENSE,
-    "transformer.word_embeddings": "token_embd",
-    "transformer.word_embeddings_layernorm": "token_embd_norm",
-    "transformer.ln_f": "output_norm",
-    "self_attention.query_key_value": "attn_qkv",
-    "self_attention.dense": "attn_output",
-}
-_GPT_NEOX = {
-    **_DENSE,
-    "gpt_neox.embed_in": "token_embd",
-    "gpt_neox.final_layer_norm": "output_norm",
-    "attention.query_key_value": "attn_qkv",
-    "attention.dense": "attn_output",
-}
-_MPT = {
-    "transformer.wte": "token_embd",
-    "transformer.norm_f": "output_norm",
-    "norm_1": "attn_norm",
-    "norm_2": "ffn_norm",
-    "attn.Wqkv": "attn_qkv",
-    "attn.out_proj": "attn_output",
-    "ffn.up_proj": "ffn_up",
-    "ffn.down_proj": "ffn_down",
-}
-_PHI = {
-    "model.final_layernorm": "output_norm",
-    "self_attn.dense": "attn_output",
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
-}
-_AFMOE = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_mlp_layernorm": "ffn_norm",
-    "post_mlp_layernorm": "post_ffw_norm",
-    "self_attn.gate_proj": "attn_gate",
-    "mlp.router.gate": "ffn_gate_inp",
-    "mlp.expert": "exp_probs_b",
-}
-_APERTUS = {
-    "attention_layernorm": "attn_norm",
-    "feedforward_layernorm": "ffn_norm",
-    **{f"mlp.act_fn.{name}": f"xielu.{name}" for name in XIELU},
-}
 _LAYER_NORMS: dict[str, Any] = {"norm": "layer_norm_epsilon", "rms": False}
 
 OBSERVED = {
-    "gpt2": GgufFamily("gpt2", _WIDTH, modules=_GPT2, rotates=False, transposed=".c_", **_LAYER_NORMS),
-    "starcoder": GgufFamily("gpt_bigcode", reads(_one_group, _WIDTH), modules=_GPT2, rotates=False, **_LAYER_NORMS),
+    "gpt2": GgufFamily("gpt2", _WIDTH, rotates=False, transposed=".c_", **_LAYER_NORMS),
+    "starcoder": GgufFamily("gpt_bigcode", reads(_one_group, _WIDTH), rotates=False, **_LAYER_NORMS),
     "gptneox": GgufFamily(
         "gpt_neox",
         reads(biases, _parallel_unless_said),
         norm="layer_norm_eps",
         rms=False,
-        modules=_GPT_NEOX,
         partial_rope=True,
         order_outputs=_order_heads,
     ),
-    "bloom": GgufFamily("bloom", modules=_BLOOM, rotates=False, order_outputs=_order_heads, **_LAYER_NORMS),
-    "mpt": GgufFamily("mpt", _mpt, modules=_MPT, rotates=False, **_LAYER_NORMS),
-    "falcon": GgufFamily(
-        "falcon",
-        _falcon,
-        modules={**_BLOOM, "ln_mlp": "attn_norm", "ln_attn": "attn_norm_2"},
-        order_outputs=_order_heads,
-        **_LAYER_NORMS,
-    ),
-    "phi2": GgufFamily("phi", norm="layer_norm_eps", rms=False, modules=_PHI, partial_rope=True),
+    "bloom": GgufFamily("bloom", rotates=False, order_outputs=_order_heads, **_LAYER_NORMS),
+    "mpt": GgufFamily("mpt", _mpt, rotates=False, **_LAYER_NORMS),
+    "falcon": GgufFamily("falcon", _falcon, order_outputs=_order_heads, **_LAYER_NORMS),
+    "phi2": GgufFamily("phi", norm="layer_norm_eps", rms=False, partial_rope=True),
     "phimoe": GgufFamily("phimoe", _READ_PHIMOE),
     "command-r": GgufFamily(
         "cohere", reads(biases, _LOGIT_SCALE, has(use_qk_norm="attn_q_norm.weight")), norm="layer_norm_eps", rms=False
@@ -258,21 +196,15 @@ OBSERVED = {
     ),
     "exaone": GgufFamily("exaone", biases_and_mlp),
     "llama4": GgufFamily(
-        "llama4_text",
-        _READ_LLAMA4,
-        whole=frozenset({"embed_tokens", "experts"}),
-        transposed=".experts.",
+        "llama4_text", _READ_LLAMA4, whole=frozenset({"embed_tokens", "experts"}), transposed=".experts."
     ),
     "mistral3": GgufFamily("ministral3", change_rope=_scale_queries, interleaved=True),
     "minicpm3": GgufFamily("minicpm3", _READ_MINICPM3, latent=True),
     "hunyuan-moe": GgufFamily(
-        "hunyuan_v1_moe",
-        reads(_one_width, biases, experts("num_experts", "moe_topk")),
-        modules={"mlp.gate.wg": "ffn_gate_inp"},
-        whole=frozenset({"wg"}),
+        "hunyuan_v1_moe", reads(_one_width, biases, experts("num_experts", "moe_topk")), whole=frozenset({"wg"})
     ),
-    "apertus": GgufFamily("apertus", biases, modules=_APERTUS),
-    "afmoe": GgufFamily("afmoe", _READ_AFMOE, modules=_AFMOE),
+    "apertus": GgufFamily("apertus", biases),
+    "afmoe": GgufFamily("afmoe", _READ_AFMOE, modules=NORM_AFTER_ATTENTION),
     "gemma4": GEMMA4,
 }
 """By ``general.architecture``."""

@@ -11,7 +11,7 @@ from selfspec.loading.gguf_deepseek import (
     require_sigmoids,
     scale_yarn,
 )
-from selfspec.loading.gguf_family import GgufFamily, Header
+from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header
 from selfspec.loading.gguf_hybrids import FALCON_MAMBA, HYBRIDS
 from selfspec.loading.gguf_mixtures import COHERE2_MOE_RMS, MIXTURES, has_rms
 from selfspec.loading.gguf_observed import OBSERVED
@@ -147,14 +147,7 @@ _DEEPSEEK3 = reads(experts("n_routed_experts"), read_latents, read_mixture)
 _YOUTU = reads(passes_over("expert_feed_forward_length"), _all_dense, read_latents, rope_interleave=True)
 _STABLELM = reads(has_qkv_bias("use_qkv_bias"), has(qk_layernorm="attn_q_norm.weight"), _parallel_where_one_norm)
 
-_AFTER_ATTENTION = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_BEFORE_MLP = {"post_attention_layernorm": "post_attention_norm"}
 _SHARED_TOGETHER = {"shared_mlp.input_linear": "ffn_up_shexp"}
-_SANDWICH = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
 
 FAMILIES = {
@@ -171,9 +164,9 @@ FAMILIES = {
     # Files do not tell which layers have no rope. It is every fourth in the models that there are.
     "smollm3": GgufFamily("smollm3", reads(biases_and_mlp, no_rope_layer_interval=4), interleaved=True),
     "phi3": GgufFamily("phi3", _PHI3, partial_rope=True),
-    "olmo2": GgufFamily("olmo2", biases, modules=_AFTER_ATTENTION),
-    "exaone4": GgufFamily("exaone4", _EXAONE4, modules=_AFTER_ATTENTION),
-    "seed_oss": GgufFamily("seed_oss", _SEED_OSS, modules=_BEFORE_MLP),
+    "olmo2": GgufFamily("olmo2", biases, modules=NORM_AFTER_ATTENTION),
+    "exaone4": GgufFamily("exaone4", _EXAONE4, modules=NORM_AFTER_ATTENTION),
+    "seed_oss": GgufFamily("seed_oss", _SEED_OSS, modules=NORM_AFTER_ATTENTION),
     "ernie4_5": GgufFamily("ernie4_5", _ONE_FOR_BIASES),
     "ernie4_5-moe": GgufFamily("ernie4_5_moe", _ERNIE_MOE),
     "hunyuan-dense": GgufFamily("hunyuan_v1_dense", biases),
@@ -191,20 +184,20 @@ FAMILIES = {
     "gemma": GgufFamily("gemma", norms_plus_one=True),
     "granite": GgufFamily("granite", reads(_GRANITE, _MLP_BIAS), interleaved=True),
     "granite_swa": GgufFamily("granite_swa", reads(_GRANITE_SWA, _MLP_BIAS), interleaved=True),
-    "gemma2": GgufFamily("gemma2", _GEMMA2, modules=_AFTER_ATTENTION, norms_plus_one=True),
+    "gemma2": GgufFamily("gemma2", _GEMMA2, modules=NORM_AFTER_ATTENTION, norms_plus_one=True),
     "gemma3": GgufFamily(
         "gemma3_text",
         _GEMMA3,
-        modules=_AFTER_ATTENTION,
+        modules=NORM_AFTER_ATTENTION,
         norms_plus_one=True,
         rope_by_layer_type=True,
         local_base=10000.0,
     ),
     "starcoder2": GgufFamily("starcoder2", _ONE_FOR_BIASES, norm="norm_epsilon", rms=False),
-    "glm4": GgufFamily("glm4", biases, modules=_SANDWICH, partial_rope=True),
-    "glm4moe": GgufFamily("glm4_moe", _GLM4_MOE, modules=_BEFORE_MLP, partial_rope=True),
+    "glm4": GgufFamily("glm4", biases, partial_rope=True),
+    "glm4moe": GgufFamily("glm4_moe", _GLM4_MOE, modules=NORM_AFTER_ATTENTION, partial_rope=True),
     "gpt-oss": GgufFamily(
-        "gpt_oss", _GPT_OSS, modules=_BEFORE_MLP, in_turns=True, transposed=".experts.", rounds_yarn=False
+        "gpt_oss", _GPT_OSS, modules=NORM_AFTER_ATTENTION, in_turns=True, transposed=".experts.", rounds_yarn=False
     ),
     "deepseek2": GgufFamily("deepseek_v2", _DEEPSEEK2, change_rope=scale_yarn, latent=True),
     "stablelm": GgufFamily("stablelm", _STABLELM, norm="layer_norm_eps", rms=False, partial_rope=True),
@@ -221,7 +214,7 @@ OTHERS: tuple[tuple[str, Callable[[Settings], bool], GgufFamily], ...] = (
     (
         "olmo2",
         lambda settings: _has(settings, "attention.sliding_window"),
-        GgufFamily("olmo3", reads(biases, _FOURTH_WHOLE), modules=_AFTER_ATTENTION, rope_by_layer_type=True),
+        GgufFamily("olmo3", reads(biases, _FOURTH_WHOLE), modules=NORM_AFTER_ATTENTION, rope_by_layer_type=True),
     ),
     (
         "granitemoe",
