@@ -45,17 +45,27 @@ class Counts:
         """Those of one answer, also of one that was stopped, from its stream."""
         return cls(1, tokens, seconds, stream.cached_prompt_tokens, tuple(stream.rounds))
 
+    @property
+    def drafted(self) -> int:
+        """Draft tokens."""
+        return sum(each.drafted for each in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were accepted."""
+        return sum(each.accepted for each in self.rounds)
+
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def __str__(self) -> str:
         speed = (self.tokens - self.answers) / self.seconds if self.seconds else 0.0
-        accepted, drafted = (sum(getattr(each, name) for each in self.rounds) for name in ("accepted", "drafted"))
+        rate = self.accepted / self.drafted if self.drafted else 0.0
         length = fmean(len(each.token_ids) for each in self.rounds) if self.rounds else 0.0
         known = f", {self.cached} prompt tokens not read again" if self.cached else ""
         return (
-            f"{self.tokens} tokens, {speed:.1f} tokens/s, {accepted} of {drafted} draft tokens accepted "
-            f"({accepted / max(1, drafted):.0%}), mean generated length {length:.2f}{known}"
+            f"{self.tokens} tokens, {speed:.1f} tokens/s, {self.accepted} of {self.drafted} draft tokens accepted "
+            f"({rate:.0%}), mean generated length {length:.2f}{known}"
         )
 
 
