@@ -1,7 +1,7 @@
 """Calls of the kernels for products, from tensors: dense weights, and tiles of weights of few bits."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
@@ -23,6 +23,7 @@ from selfspec.gpu.products import (
     unpack_rows,
 )
 from selfspec.runtimes.formats import PackedFormat
+from selfspec.runtimes.packed import PackedWeights
 
 IS_INTERPRETED = bool(blocks.IS_INTERPRETED.value)
 """Whether the kernels run in Triton's interpreter."""
@@ -47,33 +48,9 @@ _AT_ONCE = 1 << 26
 """Weights that are unpacked together for that."""
 
 
-class Tiles(Protocol):
-    """Weights ``[outputs, inputs]`` of few bits, as ``runtimes/packed.py`` holds them."""
-
-    @property
-    def tiles(self) -> torch.Tensor:
-        """uint8 ``[tiles, bytes of a tile]``."""
-
-    @property
-    def form(self) -> PackedFormat:
-        """How they are held."""
-
-    @property
-    def outputs(self) -> int:
-        """Number of weight rows."""
-
-    @property
-    def inputs(self) -> int:
-        """Numbers of a weight row."""
-
-    @property
-    def order(self) -> torch.Tensor | None:
-        """int32 ``[inputs]``: the place in a row of each input that is stored."""
-
-
 def multiply_parts(
     hidden_states: torch.Tensor,
-    parts: Sequence[Tiles],
+    parts: Sequence[PackedWeights],
     bias: torch.Tensor | None = None,
     widest: int | None = None,
 ) -> torch.Tensor:
@@ -95,7 +72,7 @@ def multiply_parts(
     return out
 
 
-def look_up(table: Tiles, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def look_up(table: PackedWeights, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The values of some weight rows (long ``[n]``), rounded to a dtype, ``[n, inputs]``."""
     out = torch.empty(len(rows), table.inputs, dtype=dtype, device=rows.device)
     if len(rows):
@@ -103,7 +80,9 @@ def look_up(table: Tiles, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
     return out
 
 
-def _multiply_unpacked(hidden_states: torch.Tensor, part: Tiles, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _multiply_unpacked(
+    hidden_states: torch.Tensor, part: PackedWeights, out: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     """The product of many rows, by torch, with weights that are unpacked to their dtype some at a time."""
     step = max(1, _AT_ONCE // part.inputs)
     for first in range(0, part.outputs, step):
