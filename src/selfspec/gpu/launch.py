@@ -115,7 +115,7 @@ def multiply_tiles(
 ) -> None:
     """The product of rows and the weights in tiles, to ``out``, ``[rows, outputs]``, whose rows may lie apart."""
     inputs, outputs = hidden_states.shape[1], out.shape[1]
-    constants = {**shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS), **constants_of(form)}
+    constants = {**shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS), "FORM": tile_form(form)}
     _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES)
 
 
@@ -123,7 +123,7 @@ def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, ou
     """The values of some weight rows (long ``[n]``) in tiles, to contiguous ``out``, ``[n, inputs]``."""
     count, inputs = out.shape
     grid = triton.cdiv(count, OUTPUTS), inputs // form.unit
-    unpack_rows[grid](tiles, rows, out, count, INPUTS=inputs, **constants_of(form), num_warps=1, enable_fp_fusion=True)
+    unpack_rows[grid](tiles, rows, out, count, INPUTS=inputs, FORM=tile_form(form), num_warps=1, enable_fp_fusion=True)
 
 
 def _launch(
@@ -153,8 +153,3 @@ def _rows_of_program(rows: int) -> int:
     """The rows of a program where there are some: those of one matrix instruction, or of a few."""
     filled: int = triton.next_power_of_2(rows)
     return min(ROWS_OF_PROGRAM, max(16 if QUADS else 8, filled))
-
-
-def constants_of(form: PackedFormat) -> dict[str, Any]:
-    """What kernels know of a format when they are compiled."""
-    return {"FORM": tile_form(form)}
