@@ -87,14 +87,14 @@ def _known_epsilon(header: Header) -> dict[str, Any]:
     return {}
 
 
-def _llama4(header: Header) -> dict[str, Any]:
+def _norms_of_heads(header: Header) -> dict[str, Any]:
     settings, values = header.settings, experts()(header)
     if "attention.sliding_window" in settings:
         raise refused(f"this GGUF file has {settings.key('attention.sliding_window')}, which no Llama 4 model has")
     return {**values, "use_qk_norm": values["num_local_experts"] != _MAVERICK}
 
 
-def _phimoe(header: Header) -> dict[str, Any]:
+def _known_rope(header: Header) -> dict[str, Any]:
     if "rope_factors_long.weight" in header.tensors:
         raise refused("this GGUF file scales its rope as 'longrope', by factors of Phi-MoE that files do not hold")
     return {"lm_head_bias": "output.bias" in header.tensors}
@@ -109,7 +109,7 @@ def _one_width(header: Header) -> dict[str, Any]:
     return {}
 
 
-def _minicpm3(header: Header) -> dict[str, Any]:
+def _latent_sizes(header: Header) -> dict[str, Any]:
     turned = header.head_dim
     return {
         "qk_rope_head_dim": turned,
@@ -130,11 +130,13 @@ def _scale_queries(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_WIDTH = integers(n_inner="feed_forward_length")
-_LOGIT_SCALE = numbers(logit_scale="logit_scale")
-_READ_LLAMA4 = reads(
+_width = integers(n_inner="feed_forward_length")
+_logit_scale = numbers(logit_scale="logit_scale")
+_cohere = reads(biases, _logit_scale, has(use_qk_norm="attn_q_norm.weight"))
+_olmo = reads(_known_epsilon, biases, numbers(0.0, None, clip_qkv="attention.clamp_kqv"))
+_llama4 = reads(
     biases,
-    _llama4,
+    _norms_of_heads,
     integers(
         intermediate_size="expert_feed_forward_length",
         intermediate_size_mlp="feed_forward_length",
@@ -142,16 +144,16 @@ _READ_LLAMA4 = reads(
     ),
     attention_chunk_size=_CHUNK,
 )
-_READ_PHIMOE = reads(
-    _phimoe,
+_phimoe = reads(
+    _known_rope,
     passes_over("rope.scaling.original_context_length"),
     biases,
     experts(),
     integers(0, None, sliding_window="attention.sliding_window"),
 )
 # What embeddings, residuals and logits are multiplied by is that of the one model there is, as in llama.cpp.
-_READ_MINICPM3 = reads(biases_and_mlp, latent_ranks, _minicpm3, scale_emb=12.0)
-_READ_AFMOE = reads(
+_minicpm3 = reads(biases_and_mlp, latent_ranks, _latent_sizes, scale_emb=12.0)
+_afmoe = reads(
     sigmoids_if_said,
     biases,
     experts("num_experts"),
@@ -164,47 +166,31 @@ _READ_AFMOE = reads(
     mup_enabled=True,  # llama.cpp has no other
 )
 _LAYER_NORMS: dict[str, Any] = {"norm": "layer_norm_epsilon", "rms": False}
+_SHORT_NAMED: dict[str, Any] = {"norm": "layer_norm_eps", "rms": False}
 
 OBSERVED = {
-    "gpt2": GgufFamily("gpt2", _WIDTH, rotates=False, transposed=".c_", **_LAYER_NORMS),
-    "starcoder": GgufFamily("gpt_bigcode", reads(_one_group, _WIDTH), rotates=False, **_LAYER_NORMS),
+    "gpt2": GgufFamily("gpt2", _width, rotates=False, transposed=".c_", **_LAYER_NORMS),
+    "starcoder": GgufFamily("gpt_bigcode", reads(_one_group, _width), rotates=False, **_LAYER_NORMS),
     "gptneox": GgufFamily(
-        "gpt_neox",
-        reads(biases, _parallel_unless_said),
-        norm="layer_norm_eps",
-        rms=False,
-        partial_rope=True,
-        order_outputs=_order_heads,
+        "gpt_neox", reads(biases, _parallel_unless_said), partial_rope=True, order_outputs=_order_heads, **_SHORT_NAMED
     ),
     "bloom": GgufFamily("bloom", rotates=False, order_outputs=_order_heads, **_LAYER_NORMS),
     "mpt": GgufFamily("mpt", _mpt, rotates=False, **_LAYER_NORMS),
     "falcon": GgufFamily("falcon", _falcon, order_outputs=_order_heads, **_LAYER_NORMS),
-    "phi2": GgufFamily("phi", norm="layer_norm_eps", rms=False, partial_rope=True),
-    "phimoe": GgufFamily("phimoe", _READ_PHIMOE),
-    "command-r": GgufFamily(
-        "cohere", reads(biases, _LOGIT_SCALE, has(use_qk_norm="attn_q_norm.weight")), norm="layer_norm_eps", rms=False
-    ),
-    "cohere2": GgufFamily(
-        "cohere2", reads(biases, windows(default=0, period=4), _LOGIT_SCALE), norm="layer_norm_eps", rms=False
-    ),
-    "olmo": GgufFamily(
-        "olmo",
-        reads(_known_epsilon, biases, numbers(0.0, None, clip_qkv="attention.clamp_kqv")),
-        norm="layer_norm_eps",
-        rms=False,
-        interleaved=True,
-    ),
+    "phi2": GgufFamily("phi", partial_rope=True, **_SHORT_NAMED),
+    "phimoe": GgufFamily("phimoe", _phimoe),
+    "command-r": GgufFamily("cohere", _cohere, **_SHORT_NAMED),
+    "cohere2": GgufFamily("cohere2", reads(biases, windows(default=0, period=4), _logit_scale), **_SHORT_NAMED),
+    "olmo": GgufFamily("olmo", _olmo, interleaved=True, **_SHORT_NAMED),
     "exaone": GgufFamily("exaone", biases_and_mlp),
-    "llama4": GgufFamily(
-        "llama4_text", _READ_LLAMA4, whole=frozenset({"embed_tokens", "experts"}), transposed=".experts."
-    ),
+    "llama4": GgufFamily("llama4_text", _llama4, whole=frozenset({"embed_tokens", "experts"}), transposed=".experts."),
     "mistral3": GgufFamily("ministral3", change_rope=_scale_queries, interleaved=True),
-    "minicpm3": GgufFamily("minicpm3", _READ_MINICPM3, latent=True),
+    "minicpm3": GgufFamily("minicpm3", _minicpm3, latent=True),
     "hunyuan-moe": GgufFamily(
         "hunyuan_v1_moe", reads(_one_width, biases, experts("num_experts", "moe_topk")), whole=frozenset({"wg"})
     ),
     "apertus": GgufFamily("apertus", biases),
-    "afmoe": GgufFamily("afmoe", _READ_AFMOE, modules=NORM_AFTER_ATTENTION),
+    "afmoe": GgufFamily("afmoe", _afmoe, modules=NORM_AFTER_ATTENTION),
     "gemma4": GEMMA4,
 }
 """By ``general.architecture``."""

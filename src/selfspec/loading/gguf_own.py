@@ -36,7 +36,7 @@ from selfspec.loading.gguf_readers import (
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 
-def _phi3(header: Header) -> dict[str, Any]:
+def _original_context(header: Header) -> dict[str, Any]:
     original = header.settings.integer("rope.scaling.original_context_length", 0)
     return {"original_max_position_embeddings": original} if original else {}
 
@@ -56,7 +56,7 @@ def _rope_by_layer(header: Header) -> dict[str, Any]:
     return {"layer_rope_theta": [base if each else 0.0 for each in rotates]}
 
 
-def _gemma(largest: int) -> Reader:
+def _attention_scale(largest: int) -> Reader:
     """Files do not tell the scale of attention. It goes by the size of a head, in the largest model by the width."""
     return lambda header: {
         "query_pre_attn_scalar": header.hidden // header.heads if header.layers == largest else header.head_dim
@@ -69,13 +69,13 @@ def _all_dense(header: Header) -> dict[str, Any]:
     return {}
 
 
-def _hy_v3(header: Header) -> dict[str, Any]:
+def _shared_by_width(header: Header) -> dict[str, Any]:
     size, together = (header.settings.integer(f"expert_{kind}feed_forward_length") for kind in ("", "shared_"))
     scale = header.settings.number("expert_weights_scale", 0.0) or 1.0
     return {"num_shared_experts": together // (size or 1), "router_scaling_factor": scale}
 
 
-def _ernie_moe(header: Header) -> dict[str, Any]:
+def _ernie_shared(header: Header) -> dict[str, Any]:
     settings = header.settings
     size, together = (settings.integer(f"expert_{kind}feed_forward_length", 0) for kind in ("", "shared_"))
     if not size or together != size * settings.integer("expert_shared_count", 0):
@@ -91,7 +91,7 @@ def _has(settings: Settings, name: str) -> bool:
     return settings.integer(name, 0) > 0
 
 
-_GRANITE = reads(
+_granite = reads(
     _with_rope,
     passes_over(
         *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
@@ -102,50 +102,50 @@ _GRANITE = reads(
 )
 """Files of dense models and mixtures have settings of Granite's hybrids, too, which change nothing in them."""
 
-_MLP_BIAS = has(mlp_bias="ffn_up.bias")
+_mlp_bias = has(mlp_bias="ffn_up.bias")
 _SHARED_WIDTH = {"shared_intermediate_size": "expert_shared_feed_forward_length"}
-_GRANITE_SHARED = reads(_GRANITE, experts(), integers(**_SHARED_WIDTH))
-_GRANITE_SWA = reads(_GRANITE, windows(default=None, period=4, first=True), _rope_by_layer)
-_GRANITE_MOE_SWA = reads(_GRANITE_SWA, experts(), integers(0, **_SHARED_WIDTH))
-_QWEN3_MOE = reads(biases, experts(), expert_width, norm_topk_prob=True)  # llama.cpp does it always
-_QWEN3_VL = reads(picture_positions, passes_over("n_deepstack_layers"), biases)  # layers that pictures are added after
-_ROUTED_MIXTURE = reads(require_sigmoids, biases, experts("n_routed_experts"), read_mixture)
-_WIDE_EXPERTS = integers(intermediate_size="expert_feed_forward_length")
-_FOURTH_WHOLE = windows(default=0, period=4)
+_granite_shared = reads(_granite, experts(), integers(**_SHARED_WIDTH))
+_granite_swa = reads(_granite, windows(default=None, period=4, first=True), _rope_by_layer)
+_granite_moe_swa = reads(_granite_swa, experts(), integers(0, **_SHARED_WIDTH))
+_qwen3_moe = reads(biases, experts(), expert_width, norm_topk_prob=True)  # llama.cpp does it always
+_qwen3_vl = reads(picture_positions, passes_over("n_deepstack_layers"), biases)  # layers that pictures are added after
+_routed_mixture = reads(require_sigmoids, biases, experts("n_routed_experts"), read_mixture)
+_wide_experts = integers(intermediate_size="expert_feed_forward_length")
+_fourth_whole = windows(default=0, period=4)
 _FINAL_SOFTCAP = {"final_logit_softcapping": "final_logit_softcapping"}
-_GEMMA2 = reads(
-    _gemma(largest=46),
+_gemma2 = reads(
+    _attention_scale(largest=46),
     windows(default=4096, period=2),
     numbers(50.0, None, attn_logit_softcapping="attn_logit_softcapping"),
     numbers(30.0, None, **_FINAL_SOFTCAP),
 )
-_GEMMA3 = reads(_gemma(largest=62), windows(default=0, period=6), numbers(0.0, None, **_FINAL_SOFTCAP))
-_PHI3 = reads(integers(0, None, sliding_window="attention.sliding_window"), _phi3)
-_EXAONE4 = reads(lambda _: {"sliding_window": None}, _FOURTH_WHOLE)
-_SEED_OSS = reads(biases_and_mlp, has(attention_out_bias="attn_output.bias"))
-_GPT_OSS = reads(biases, experts(), windows(default=0, period=2), _WIDE_EXPERTS)
-_ONE_FOR_BIASES = has_qkv_bias("use_bias")
-_ERNIE_MOE = reads(
-    _ONE_FOR_BIASES,
+_gemma3 = reads(_attention_scale(largest=62), windows(default=0, period=6), numbers(0.0, None, **_FINAL_SOFTCAP))
+_phi3 = reads(integers(0, None, sliding_window="attention.sliding_window"), _original_context)
+_exaone4 = reads(lambda _: {"sliding_window": None}, _fourth_whole)
+_seed_oss = reads(biases_and_mlp, has(attention_out_bias="attn_output.bias"))
+_gpt_oss = reads(biases, experts(), windows(default=0, period=2), _wide_experts)
+_one_for_biases = has_qkv_bias("use_bias")
+_ernie_moe = reads(
+    _one_for_biases,
     experts("moe_num_experts", "moe_k"),
-    _ernie_moe,
+    _ernie_shared,
     integers(0, moe_layer_start_index="leading_dense_block_count"),
     integers(1, moe_layer_interval="interleave_moe_layer_step"),
 )
-_EXAONE_MOE = reads(
+_exaone_moe = reads(
     require_sigmoids,
     passes_over("expert_shared_feed_forward_length"),
     experts("num_experts"),
     read_mixture,
-    _FOURTH_WHOLE,
+    _fourth_whole,
     integers(0, num_shared_experts="expert_shared_count"),
 )
-_HY_V3 = reads(require_sigmoids, biases, experts(), expert_width, _hy_v3, sparse_by_router)
-_GLM4_MOE = reads(_ROUTED_MIXTURE, has(use_qk_norm="attn_q_norm.weight"))
-_DEEPSEEK2 = reads(experts("n_routed_experts"), read_latents, read_softmax_mixture)
-_DEEPSEEK3 = reads(experts("n_routed_experts"), read_latents, read_mixture)
-_YOUTU = reads(passes_over("expert_feed_forward_length"), _all_dense, read_latents, rope_interleave=True)
-_STABLELM = reads(has_qkv_bias("use_qkv_bias"), has(qk_layernorm="attn_q_norm.weight"), _parallel_where_one_norm)
+_hy_v3 = reads(require_sigmoids, biases, experts(), expert_width, _shared_by_width, sparse_by_router)
+_glm4_moe = reads(_routed_mixture, has(use_qk_norm="attn_q_norm.weight"))
+_deepseek2 = reads(experts("n_routed_experts"), read_latents, read_softmax_mixture)
+_deepseek3 = reads(experts("n_routed_experts"), read_latents, read_mixture)
+_youtu = reads(passes_over("expert_feed_forward_length"), _all_dense, read_latents, rope_interleave=True)
+_stablelm = reads(has_qkv_bias("use_qkv_bias"), has(qk_layernorm="attn_q_norm.weight"), _parallel_where_one_norm)
 
 _SHARED_TOGETHER = {"shared_mlp.input_linear": "ffn_up_shexp"}
 
@@ -154,53 +154,53 @@ FAMILIES = {
     "llama": GgufFamily("llama", biases_and_mlp, interleaved=True),  # Mistral, too, which differs in nothing here
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3", biases),
-    "qwen3moe": GgufFamily("qwen3_moe", _QWEN3_MOE),
+    "qwen3moe": GgufFamily("qwen3_moe", _qwen3_moe),
     "qwen2vl": GgufFamily("qwen2", picture_positions),  # these three: the models of text alone
-    "qwen3vl": GgufFamily("qwen3", _QWEN3_VL),
-    "qwen3vlmoe": GgufFamily("qwen3_moe", reads(_QWEN3_VL, _QWEN3_MOE)),
+    "qwen3vl": GgufFamily("qwen3", _qwen3_vl),
+    "qwen3vlmoe": GgufFamily("qwen3_moe", reads(_qwen3_vl, _qwen3_moe)),
     "qwen2moe": GgufFamily("qwen2_moe", qwen2_moe),
     "olmoe": GgufFamily("olmoe", reads(biases, experts(), norm_topk_prob=False, clip_qkv=None)),
-    "granitemoe": GgufFamily("granitemoe", reads(_GRANITE, experts()), interleaved=True),
+    "granitemoe": GgufFamily("granitemoe", reads(_granite, experts()), interleaved=True),
     # Files do not tell which layers have no rope. It is every fourth in the models that there are.
     "smollm3": GgufFamily("smollm3", reads(biases_and_mlp, no_rope_layer_interval=4), interleaved=True),
-    "phi3": GgufFamily("phi3", _PHI3, partial_rope=True),
+    "phi3": GgufFamily("phi3", _phi3, partial_rope=True),
     "olmo2": GgufFamily("olmo2", biases, modules=NORM_AFTER_ATTENTION),
-    "exaone4": GgufFamily("exaone4", _EXAONE4, modules=NORM_AFTER_ATTENTION),
-    "seed_oss": GgufFamily("seed_oss", _SEED_OSS, modules=NORM_AFTER_ATTENTION),
-    "ernie4_5": GgufFamily("ernie4_5", _ONE_FOR_BIASES),
-    "ernie4_5-moe": GgufFamily("ernie4_5_moe", _ERNIE_MOE),
+    "exaone4": GgufFamily("exaone4", _exaone4, modules=NORM_AFTER_ATTENTION),
+    "seed_oss": GgufFamily("seed_oss", _seed_oss, modules=NORM_AFTER_ATTENTION),
+    "ernie4_5": GgufFamily("ernie4_5", _one_for_biases),
+    "ernie4_5-moe": GgufFamily("ernie4_5_moe", _ernie_moe),
     "hunyuan-dense": GgufFamily("hunyuan_v1_dense", biases),
-    "exaone-moe": GgufFamily("exaone_moe", _EXAONE_MOE),
-    "mellum": GgufFamily("mellum", reads(_QWEN3_MOE, _FOURTH_WHOLE), rope_by_layer_type=True),
-    "hy-v3": GgufFamily("hy_v3", _HY_V3),
+    "exaone-moe": GgufFamily("exaone_moe", _exaone_moe),
+    "mellum": GgufFamily("mellum", reads(_qwen3_moe, _fourth_whole), rope_by_layer_type=True),
+    "hy-v3": GgufFamily("hy_v3", _hy_v3),
     "jais2": GgufFamily("jais2", biases_and_mlp, norm="layer_norm_eps", rms=False),
     "chatglm": GgufFamily("glm", biases, partial_rope=True),
-    "minimax-m2": GgufFamily("minimax_m2", reads(require_sigmoids, experts(), _WIDE_EXPERTS), partial_rope=True),
-    "dots1": GgufFamily("dots1", reads(_ROUTED_MIXTURE, sliding_window=None)),
+    "minimax-m2": GgufFamily("minimax_m2", reads(require_sigmoids, experts(), _wide_experts), partial_rope=True),
+    "dots1": GgufFamily("dots1", reads(_routed_mixture, sliding_window=None)),
     "nemotron": GgufFamily(
         "nemotron", biases_and_mlp, norm="norm_eps", rms=False, norms_plus_one=True, partial_rope=True
     ),
     "arcee": GgufFamily("arcee", biases_and_mlp, interleaved=True),
     "gemma": GgufFamily("gemma", norms_plus_one=True),
-    "granite": GgufFamily("granite", reads(_GRANITE, _MLP_BIAS), interleaved=True),
-    "granite_swa": GgufFamily("granite_swa", reads(_GRANITE_SWA, _MLP_BIAS), interleaved=True),
-    "gemma2": GgufFamily("gemma2", _GEMMA2, modules=NORM_AFTER_ATTENTION, norms_plus_one=True),
+    "granite": GgufFamily("granite", reads(_granite, _mlp_bias), interleaved=True),
+    "granite_swa": GgufFamily("granite_swa", reads(_granite_swa, _mlp_bias), interleaved=True),
+    "gemma2": GgufFamily("gemma2", _gemma2, modules=NORM_AFTER_ATTENTION, norms_plus_one=True),
     "gemma3": GgufFamily(
         "gemma3_text",
-        _GEMMA3,
+        _gemma3,
         modules=NORM_AFTER_ATTENTION,
         norms_plus_one=True,
         rope_by_layer_type=True,
         local_base=10000.0,
     ),
-    "starcoder2": GgufFamily("starcoder2", _ONE_FOR_BIASES, norm="norm_epsilon", rms=False),
+    "starcoder2": GgufFamily("starcoder2", _one_for_biases, norm="norm_epsilon", rms=False),
     "glm4": GgufFamily("glm4", biases, partial_rope=True),
-    "glm4moe": GgufFamily("glm4_moe", _GLM4_MOE, modules=NORM_AFTER_ATTENTION, partial_rope=True),
+    "glm4moe": GgufFamily("glm4_moe", _glm4_moe, modules=NORM_AFTER_ATTENTION, partial_rope=True),
     "gpt-oss": GgufFamily(
-        "gpt_oss", _GPT_OSS, modules=NORM_AFTER_ATTENTION, in_turns=True, transposed=".experts.", rounds_yarn=False
+        "gpt_oss", _gpt_oss, modules=NORM_AFTER_ATTENTION, in_turns=True, transposed=".experts.", rounds_yarn=False
     ),
-    "deepseek2": GgufFamily("deepseek_v2", _DEEPSEEK2, change_rope=scale_yarn, latent=True),
-    "stablelm": GgufFamily("stablelm", _STABLELM, norm="layer_norm_eps", rms=False, partial_rope=True),
+    "deepseek2": GgufFamily("deepseek_v2", _deepseek2, change_rope=scale_yarn, latent=True),
+    "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", rms=False, partial_rope=True),
     **OBSERVED,
     **MIXTURES,
     **HYBRIDS,
@@ -209,22 +209,22 @@ FAMILIES = {
 
 OTHERS: tuple[tuple[str, Callable[[Settings], bool], GgufFamily], ...] = (
     ("llama", lambda settings: _has(settings, "expert_count"), GgufFamily("mixtral", experts(), interleaved=True)),
-    ("deepseek2", has_sigmoids, GgufFamily("deepseek_v3", _DEEPSEEK3, change_rope=scale_yarn, latent=True)),
-    ("deepseek2", lambda settings: not _has(settings, "expert_count"), GgufFamily("youtu", _YOUTU, latent=True)),
+    ("deepseek2", has_sigmoids, GgufFamily("deepseek_v3", _deepseek3, change_rope=scale_yarn, latent=True)),
+    ("deepseek2", lambda settings: not _has(settings, "expert_count"), GgufFamily("youtu", _youtu, latent=True)),
     (
         "olmo2",
         lambda settings: _has(settings, "attention.sliding_window"),
-        GgufFamily("olmo3", reads(biases, _FOURTH_WHOLE), modules=NORM_AFTER_ATTENTION, rope_by_layer_type=True),
+        GgufFamily("olmo3", reads(biases, _fourth_whole), modules=NORM_AFTER_ATTENTION, rope_by_layer_type=True),
     ),
     (
         "granitemoe",
         lambda settings: _has(settings, "expert_shared_feed_forward_length"),
-        GgufFamily("granitemoeshared", _GRANITE_SHARED, interleaved=True),
+        GgufFamily("granitemoeshared", _granite_shared, interleaved=True),
     ),
     (
         "granite_swa",
         lambda settings: _has(settings, "expert_count"),
-        GgufFamily("granitemoe_swa", _GRANITE_MOE_SWA, modules=_SHARED_TOGETHER, interleaved=True),
+        GgufFamily("granitemoe_swa", _granite_moe_swa, modules=_SHARED_TOGETHER, interleaved=True),
     ),
     ("mamba", lambda settings: settings.get("ssm.dt_b_c_rms") is True, FALCON_MAMBA),
     ("cohere2moe", has_rms, COHERE2_MOE_RMS),
