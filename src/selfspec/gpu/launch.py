@@ -15,6 +15,7 @@ from selfspec.gpu.products import (
     OUTPUTS,
     STAGES,
     WARPS,
+    Shares,
     add_shares,
     dense_product,
     dense_shares,
@@ -95,14 +96,8 @@ def multiply_dense(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torc
     """The product of rows ``[rows, inputs]`` and weights ``[outputs, inputs]`` of their dtype, ``[rows, outputs]``."""
     outputs, inputs = weight.shape
     out = hidden_states.new_empty(len(hidden_states), outputs)
-    _launch(
-        dense_product,
-        hidden_states,
-        weight,
-        bias,
-        out,
-        dense_shares(outputs, inputs, weight.dtype.itemsize, _rows_of_program(len(out))),
-    )
+    shared = dense_shares(outputs, inputs, weight.dtype.itemsize, _rows_of_program(len(out)))
+    _launch(dense_product, hidden_states, weight, bias, out, shared, {"num_stages": STAGES})
     return out
 
 
@@ -115,8 +110,9 @@ def multiply_tiles(
 ) -> None:
     """The product of rows and the weights in tiles, to ``out``, ``[rows, outputs]``, whose rows may lie apart."""
     inputs, outputs = hidden_states.shape[1], out.shape[1]
-    constants = {**shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS), "FORM": tile_form(form)}
-    _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES)
+    shared = shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS)
+    own = {"FORM": tile_form(form), "num_stages": LOW_BIT_STAGES}
+    _launch(low_bit_product, hidden_states, tiles, bias, out, shared, own)
 
 
 def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -132,18 +128,17 @@ def _launch(
     weights: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    constants: dict[str, Any],
-    stages: int = STAGES,
+    shared: Shares,
+    own: dict[str, Any],
 ) -> None:
     """Calls a product; where the inputs are divided, what adds the shares follows it."""
-    (rows, inputs), outputs = hidden_states.shape, out.shape[1]
+    rows, outputs, splits, has_bias = len(hidden_states), out.shape[1], shared.splits, bias is not None
     assert hidden_states.is_contiguous()
-    splits, has_bias = constants["SPLITS"], bias is not None
     to = out if splits == 1 else torch.empty(splits, rows, outputs, dtype=torch.float32, device=out.device)
     filled = out if bias is None else bias
-    grid = triton.cdiv(outputs, constants["OUTPUTS"]), triton.cdiv(rows, constants["ROWS"]), splits
-    sizes, options = (rows, outputs, out.stride(0)), _OPTIONS | {"num_stages": stages}
-    kernel[grid](hidden_states, weights, filled, to, *sizes, INPUTS=inputs, HAS_BIAS=has_bias, **constants, **options)
+    grid = triton.cdiv(outputs, shared.outputs), triton.cdiv(rows, shared.rows), splits
+    sizes = rows, outputs, out.stride(0)
+    kernel[grid](hidden_states, weights, filled, to, *sizes, SHARES=shared, HAS_BIAS=has_bias, **(_OPTIONS | own))
     if splits > 1:
         programs = triton.cdiv(outputs, ADDED), rows
         add_shares[programs](to, filled, out, *sizes, SPLITS=splits, HAS_BIAS=has_bias, OUTPUTS=ADDED, **_OPTIONS)
