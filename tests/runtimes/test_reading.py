@@ -17,6 +17,7 @@ from selfspec.runtimes.kernels import find
 from selfspec.runtimes.packed import PackedWeights
 from selfspec.runtimes.products import CompiledProduct, LowBitProduct, join
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.threads import THREADS
 
 pytestmark = needs_kernels
 
@@ -156,7 +157,7 @@ def test_where_threads_wait_one_is_measured(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(reading, "measure_reading", measure)
     monkeypatch.setattr(kept_file, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(reading, "_SMALLEST", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(THREADS, "_most", lambda: 3)
     found = reading.choose_reading(products(1))
     assert found is not None
     assert found.ways == (2, 2, 4)

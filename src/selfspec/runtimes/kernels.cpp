@@ -40,6 +40,8 @@ template <class T> constexpr long most_attending() {
 #include "layout.h"
 #include "selective_scan.h"
 
+extern "C" void run_on(const int* processors, int count) { choose_processors(processors, count); }
+
 // Weight rows of a GGUF file, in an order if one is given, as tiles.
 extern "C" void lay_out_gguf(int format, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
     lay_out(format, from, order, to, k, n, threads);

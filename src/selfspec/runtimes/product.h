@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "cores.h"
 #include "packed.h"
 #include "tiles.h"
 
@@ -238,6 +239,7 @@ template <class T> void product(const Linear& linear, const T* rows, T* out, lon
             const Product<T, W> task{weights, bias, out + start * n, nullptr, 1.0f, some, k, n, laid_rows};
 #pragma omp parallel num_threads(threads) if (threads > 1)
             {
+                run_on_chosen();
                 [[maybe_unused]] const TilesOfThread tiles;
 #pragma omp for
                 for (long row = 0; row < task.count; row++) task.lay_out(rows + (start + row) * k, row);

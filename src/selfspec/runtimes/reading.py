@@ -21,6 +21,7 @@ from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.kernel_build import processor_name
 from selfspec.runtimes.kernels import DTYPES, Kernels, find
 from selfspec.runtimes.products import CompiledProduct, Product
+from selfspec.runtimes.threads import THREADS
 
 AnyProduct = TypeVar("AnyProduct", bound=Product)
 
@@ -106,8 +107,7 @@ def choose_reading(products: Sequence[CompiledProduct]) -> Reading | None:
     choice = KeptFile("readings", {**describe_sample(sample), "level": find().level})
     found = _parse(choice.read() or {}, _ways_of(sample))
     if found is None:
-        threads = torch.get_num_threads()
-        found = measure_reading(sample, threads) or measure_reading(sample, 1)
+        found = measure_reading(sample, THREADS.most) or measure_reading(sample, 1)
         if found is None:
             return None
         choice.write({"ways": found.ways, "gains": found.gains})
