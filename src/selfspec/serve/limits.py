@@ -18,7 +18,8 @@ class Limits(Choice):
     max_waiting: int = option(256, "Maximum number of waiting requests; more get status 429.", min=1)
     memory_limit: float | None = option(
         None,
-        "Maximum memory for keys and values, in GiB; requests wait for it. Default: half of what is free.",
+        "Maximum memory for keys and values, and for low-bit weights of --methods, in GiB; requests wait for it. "
+        "Default: half of what is free.",
         min=0.001,
     )
     prefix_cache: float | None = option(
