@@ -167,6 +167,18 @@ class AsyncEngine:
         request = self.prepare(prompt, params, method=method, settings=settings, **changes)
         return self.enqueue([request], [request_id or uuid.uuid4().hex])[0]
 
+    def room(self, prompt_tokens: int, share: float = 1.0) -> int:
+        """How many new tokens a request may have.
+
+        Args:
+            prompt_tokens: of its prompt.
+            share: of the memory limit that it may take; 1 is all of it.
+
+        Returns:
+            What context and memory leave; zero or negative if the prompt does not fit.
+        """
+        return self._memory.room(self.engine.method, prompt_tokens, share)
+
     def prepare(
         self,
         prompt: Prompt,

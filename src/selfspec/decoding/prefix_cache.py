@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Stretch
-from selfspec.decoding.request import Request
+from selfspec.decoding.request import Request, bytes_of
 from selfspec.decoding.sequence import Sequence as Running
 from selfspec.decoding.suffixes import common
 from selfspec.errors import RequestTooLargeError
@@ -280,14 +281,21 @@ class CacheMemory:
         needed = request.bytes(self._target)
         if self.limit is None or needed <= self.limit:
             return
-        each = self._target.slot_bytes + 8 + request.method.needs.token_bytes
-        most = request.max_new_tokens - -(-(needed - self.limit) // each)
+        most = self.room(request.method, len(request.prompt_ids))
         remedy = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
         raise RequestTooLargeError(
             f"a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new ones need "
             f"{needed / 2**20:.1f} MiB for keys and values, and there are {self.limit / 2**20:.1f} MiB for all "
             f"requests; {remedy}, or raise the memory limit"
         )
+
+    def room(self, method: DraftingMethod, prompt_tokens: int, share: float = 1.0) -> int:
+        """Most new tokens after a prompt of a request that takes a share of the memory, and fits the context."""
+        room = self._target.room(prompt_tokens)
+        if self.limit is None:
+            return room
+        fixed, each = bytes_of(method, prompt_tokens, self._target)
+        return min(room, (int(share * self.limit) - fixed) // each)
 
     def admits(self, request: Request, held: int) -> bool:
         """Whether a request fits beside others that hold ``held`` bytes; the prefix cache makes room for it.

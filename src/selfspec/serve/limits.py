@@ -33,7 +33,12 @@ class Limits(Choice):
     )
     max_prompt_tokens: int | None = option(None, "Maximum number of tokens of a prompt.", min=1)
     max_new_tokens: int | None = option(None, "Maximum number of tokens of a completion.", min=1)
-    default_new_tokens: int = option(1024, "max_tokens of a chat request that sets none.", min=1)
+    default_new_tokens: int | None = option(
+        None,
+        "max_tokens of a chat, a response or a message that sets none. Default: what is left of the context, and of a "
+        "quarter of the memory for keys and values where that is more than 1024 tokens.",
+        min=1,
+    )
     max_choices: int = option(128, "Maximum number of completions per request (prompts × n).", min=1)
     max_logprobs: int = option(2**17, "Maximum number of log-probabilities per request, alternatives included.", min=1)
     max_body: float = option(4.0, "Maximum size of a request's body, in MiB.", min=0.001)

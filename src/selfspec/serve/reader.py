@@ -30,6 +30,9 @@ from selfspec.serve.requests import (
 )
 from selfspec.serve.responses import Detokenized, Tokenized
 
+_COMPLETION_TOKENS, _FILL_TOKENS = 16, 128
+"""New tokens of completions whose request names no number, as in OpenAI's API, and of what fills a gap."""
+
 Parsed = TypeVar("Parsed", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -38,16 +41,18 @@ Result = TypeVar("Result")
 class Prepared:
     """A request that was read: without its texts, with the token ids of its prompts.
 
-    ``choices`` are those of each prompt. ``constraint`` is what the answers have to be, and ``constraint_field`` what
-    asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin with their prompts; one
-    text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of a chat is to be read.
-    ``names`` are those of fields in the interface that the request came by; ``repeated`` and ``namespaces`` are what
-    ``ResponseBodies`` takes.
+    ``choices`` are those of each prompt. ``usual_tokens`` are the most new tokens where the request names no number;
+    without it, there are as many as there is room for. ``constraint`` is what the answers have to be, and
+    ``constraint_field`` what asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin
+    with their prompts; one text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of
+    a chat is to be read. ``names`` are those of fields in the interface that the request came by; ``repeated`` and
+    ``namespaces`` are what ``ResponseBodies`` takes.
     """
 
     request: GenerationRequest
     prompts: list[list[int]]
     choices: int
+    usual_tokens: int | None = None
     constraint: Constraint | None = None
     constraint_field: str = ""
     echoed: list[list[tuple[str, int]]] | None = None
@@ -90,7 +95,8 @@ class RequestReader:
         request = _parse(InfillRequest, body)
         with _renaming(request.fields):
             self._check_characters([*map(_plain, request.input_extra or ())], "input_extra")
-            return replace(self._completion(_translated(request.as_completion), request.files), names=request.fields)
+            read = self._completion(_translated(request.as_completion), request.files)
+        return replace(read, names=request.fields, usual_tokens=_FILL_TOKENS)
 
     def message(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/messages``."""
@@ -136,7 +142,7 @@ class RequestReader:
         form, name = asked_form(request) or (None, "")
         self._check_constraint(form, name)
         _try_constraint(form, name)
-        return Prepared(request.without_texts(), prompts, n, form, name, echoed)
+        return Prepared(request.without_texts(), prompts, n, _COMPLETION_TOKENS, form, name, echoed)
 
     def tokenize(self, body: bytes) -> bytes:
         """The answer to a request to ``/tokenize``."""
@@ -177,8 +183,8 @@ class RequestReader:
             request.without_texts(),
             [chat.token_ids],
             n,
-            chat.constraint,
-            name,
+            constraint=chat.constraint,
+            constraint_field=name,
             asked=chat.asked,
             thinks=chat.thinks,
         )

@@ -118,6 +118,11 @@ class ServedEngine:
         assert self._engine is not None, "the engine is not started"
         self._engine.check_room()
 
+    def room(self, prompt_tokens: int, share: float = 1.0) -> int:
+        """How many new tokens a request may have that takes a share of the memory: see ``AsyncEngine.room``."""
+        assert self._engine is not None, "the engine is not started"
+        return self._engine.room(prompt_tokens, share)
+
     async def submit(
         self,
         asked: Sequence[tuple[Sequence[int], SamplingParams]],
