@@ -33,6 +33,9 @@ from selfspec.serve.responses import Detokenized, Tokenized
 _COMPLETION_TOKENS, _FILL_TOKENS = 16, 128
 """New tokens of completions whose request names no number, as in OpenAI's API, and of what fills a gap."""
 
+_MOST_REPEATED = 2**20
+"""Characters of prompts that the answers to a request repeat, unless one prompt has more."""
+
 Parsed = TypeVar("Parsed", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -139,6 +142,7 @@ class RequestReader:
                 [(given if isinstance(given, str) else self._encoder.decode(prompt[: self._context]), 0)]
                 for given, prompt in zip(request.prompts, prompts, strict=True)
             ]
+            self._check_repeated(n, [text for [(text, _)] in echoed])
         form, name = asked_form(request) or (None, "")
         self._check_constraint(form, name)
         _try_constraint(form, name)
@@ -204,6 +208,15 @@ class RequestReader:
         count = _characters(value)
         if count > self._most:
             raise too_long(count, self._most, field, "characters")
+
+    def _check_repeated(self, n: int, texts: Sequence[str]) -> None:
+        """Refuses answers that would repeat long prompts often."""
+        count, most = n * sum(map(len, texts)), max(_MOST_REPEATED, self._most)
+        if count > most:
+            text = f"the answers would repeat {count} characters of their prompts, and this server repeats {most}"
+            raise ApiError(
+                400, f"{text}; ask for fewer choices, or without echo", param="echo", code="too_many_choices"
+            )
 
     def _check_constraint(self, form: Constraint | None, name: str) -> None:
         if form is not None and len(form.text) > self._limits.schema_chars:
