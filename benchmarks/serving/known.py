@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from selfspec.serve.waits import brief_waits
 from serving.chat import Answer, chat_body
 
 SCRIPT = Path(__file__).parents[1] / "serve.py"
@@ -68,6 +70,8 @@ def answer_alone(model: str, method: str, chats: Sequence[Chat]) -> list[Answer]
 def engine_alone(model: str, method: str) -> Iterator[Callable[[Chat], Answer]]:
     """Starts an engine without a server, in a process of its own that ends after the block.
 
+    Its threads wait for each other as those of a server do.
+
     Args:
         model: its name.
         method: what drafts.
@@ -76,7 +80,10 @@ def engine_alone(model: str, method: str) -> Iterator[Callable[[Chat], Answer]]:
         What answers a chat; it raises ``RuntimeError`` where the process has failed.
     """
     command = [sys.executable, str(SCRIPT), "alone", "--model", model, "--method", method]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, **brief_waits()}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         asked, printed = process.stdin, process.stdout
         assert asked is not None
         assert printed is not None

@@ -14,12 +14,13 @@ from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.engine_stats import EngineStats, MethodCounts
 from selfspec.engine_thread import EngineThread
-from selfspec.errors import InvalidParameterError
+from selfspec.errors import InvalidParameterError, naming
 from selfspec.memory import free_bytes
 from selfspec.methods.registry import MethodPool
 from selfspec.options import QueueKeywords, changed
 from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream
+from selfspec.runtimes.low_bit import copies_within
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation, SamplingParams
 
@@ -48,18 +49,30 @@ class AsyncEngine:
     Args:
         engine: the model, its options, and the method of requests that name none. Its prefix cache, or one of half of
             the memory limit where its options do not say how large it is, gives way to requests.
+        methods: names of others that requests will name. They are prepared, so that their first requests slow down
+            nobody, and their low-bit copies are taken from the memory limit.
+        progress: is called with a line of text before each part of preparing them that may take long.
         **keywords: options that differ from the engine's: ``max_batch``, ``max_waiting``, ``memory_limit`` and
             ``max_read_seconds`` (see ``EngineOptions``).
 
     Raises:
         InvalidParameterError: there is no such option, or its value is out of range.
+        OutOfMemoryError: the low-bit copies of a method exceed the memory limit.
+        SelfSpecError: there is no such method, or it cannot draft for this model.
 
     Attributes:
         engine: see above.
-        memory_limit: most bytes of keys and values.
+        memory_limit: most bytes of keys and values: the limit without the copies of ``methods``.
     """
 
-    def __init__(self, engine: Engine, **keywords: "Unpack[QueueKeywords]") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        methods: Sequence[str] = (),
+        progress: Callable[[str], None] = lambda _: None,
+        **keywords: "Unpack[QueueKeywords]",
+    ) -> None:
         options = changed(engine.options, keywords, "option of AsyncEngine", QueueKeywords.__annotations__)
         if engine.target.ranks.count > 1:
             raise InvalidParameterError(
@@ -67,7 +80,9 @@ class AsyncEngine:
                 "orders; use Engine, in all of them alike"
             )
         self.engine = engine
-        self.memory_limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
+        self._methods = MethodPool(engine.method)
+        limit = _default_limit(engine.target) if options.memory_limit is None else options.memory_limit
+        self.memory_limit = self._prepare(methods, limit, progress)
         is_sized = engine.options.prefix_cache is not None
         prefixes = engine.prefix_cache if is_sized else options.prefixes(engine.target, self.memory_limit // 2)
         self._memory = CacheMemory(engine.target, engine.chunks.grain, self.memory_limit, prefixes, engine.kept)
@@ -78,7 +93,6 @@ class AsyncEngine:
             memory=self._memory,
             pace=Pace(options.max_read_seconds),
         )
-        self._methods = MethodPool(engine.method)
         self._thread = EngineThread(
             self._scheduler,
             None if options.max_waiting is None else options.max_batch + options.max_waiting,
@@ -152,6 +166,18 @@ class AsyncEngine:
         """
         request = self.prepare(prompt, params, method=method, settings=settings, **changes)
         return self.enqueue([request], [request_id or uuid.uuid4().hex])[0]
+
+    def room(self, prompt_tokens: int, share: float = 1.0) -> int:
+        """How many new tokens a request may have.
+
+        Args:
+            prompt_tokens: of its prompt.
+            share: of the memory limit that it may take; 1 is all of it.
+
+        Returns:
+            What context and memory leave; zero or negative if the prompt does not fit.
+        """
+        return self._memory.room(self.engine.method, prompt_tokens, share)
 
     def prepare(
         self,
@@ -233,18 +259,6 @@ class AsyncEngine:
             stream.cancel()  # changes nothing if it has ended
         return stream.result
 
-    def prepare_method(self, name: str, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Makes a method that requests will name, and does ahead of them what would slow down the first.
-
-        Args:
-            name: of the method.
-            progress: is called with a line of text before each part that may take long.
-
-        Raises:
-            SelfSpecError: there is no such method, or it cannot draft for this model.
-        """
-        self._methods.get(name).prepare(progress)
-
     @property
     def failure(self) -> BaseException | None:
         """What ended the thread; ``None`` unless it failed. Open and later requests end with ``EngineFailedError``."""
@@ -267,6 +281,19 @@ class AsyncEngine:
             cache_limit=self.memory_limit,
             prefix_cache=PrefixCacheStats() if prefixes is None else prefixes.stats,
         )
+
+    def _prepare(self, names: Sequence[str], limit: int, progress: Callable[[str], None]) -> int:
+        """Prepares methods within a memory limit; returns what their low-bit copies leave of it."""
+        for name in names:
+
+            def told(text: str, name: str = name) -> None:
+                progress(f"{name}: {text}")
+
+            with naming(f"the method '{name}'"), copies_within(limit - 1) as copies:
+                if (method := self._methods.get(name)) is not self.engine.method:  # which whoever made it prepares
+                    method.prepare(told)
+            limit -= copies.bytes
+        return limit
 
 
 def _default_limit(target: Target) -> int:

@@ -137,6 +137,7 @@ class EngineThread:
             while self._wait_for_work():
                 if self._scheduler.busy:
                     self._step()
+            self._scheduler.keep_ended()
         except BaseException as failure:  # of the thread, not of a request: the engine ends
             self.failure = failure
             logging.getLogger("selfspec").critical("the engine's thread failed", exc_info=failure)
@@ -173,7 +174,7 @@ class EngineThread:
         with overlapped(self._hand_over):
             events = self._scheduler.step()
         self.tally.step(events, time.perf_counter() - began)
-        if not (self._overlaps and self._scheduler.busy):
+        if not (self._overlaps and self._scheduler.busy) or self._scheduler.keeping:
             self._hand_over()
 
     def _collect(self, stream: RequestStream) -> None:

@@ -125,6 +125,7 @@ class ScriptedEngine(ServedEngine):
         self.asked: list[tuple[list[int], SamplingParams, str | None]] = []
         self.tokenizer = tokenizer or make_tokenizer(chat_template=chat_template)
         self.vocab_size, self.context = max(128, len(self.tokenizer)), 1024
+        self.memory = 4096
         self.method, self.methods = "auto", ("auto", "autoregressive", "suffix")
         self.plain = ScriptedCosts()
 
@@ -134,6 +135,9 @@ class ScriptedEngine(ServedEngine):
     def check_room(self) -> None:
         if self.refuses is not None:
             raise self.refuses
+
+    def room(self, prompt_tokens: int, share: float = 1.0) -> int:
+        return min(self.context, int(share * self.memory)) - prompt_tokens
 
     async def submit(  # type: ignore[override]
         self,

@@ -42,12 +42,11 @@ def program_of(form: KernelForm) -> Program | None:
         return Program(read, 2 * own["GROUP"] * (own["DIM"] + 2) * 4, SPLIT // own["STEP"])
     if form.kernel.__name__ not in ("dense_product", "low_bit_product"):
         return None
-    partial = 2 * 4 * own["OUTPUTS"] if own["SPLITS"] > 1 else 0
+    shared = own["SHARES"]
+    partial, iterations = 2 * 4 * shared.outputs if shared.splits > 1 else 0, -(-shared.share // shared.step)
     if form.kernel.__name__ == "dense_product":
-        read = own["OUTPUTS"] * own["SHARE"] * _ITEM[form.signature["weights"]]
-        return Program(read, partial, -(-own["SHARE"] // own["STEP"]))
-    unit = own["HEAD"] + own["UNIT"] * own["BITS"] * 2
-    return Program(own["OUTPUTS"] // 16 * own["SHARE"] * unit, partial, -(-own["SHARE"] // own["TOGETHER"]))
+        return Program(shared.outputs * shared.share * _ITEM[form.signature["weights"]], partial, iterations)
+    return Program(shared.outputs // 16 * shared.share * own["FORM"].unit_bytes, partial, iterations)
 
 
 def weight_bits(form: KernelForm) -> int | None:
@@ -56,9 +55,10 @@ def weight_bits(form: KernelForm) -> int | None:
         return None
     if form.kernel.__name__ == "dense_product":
         return 16
-    own = form.constexprs
-    drafts = form.kernel.__name__ == "low_bit_product" and own["KIND"] == "symmetric" and own["UNIT"] == 32
-    return int(own["BITS"]) if drafts else None
+    if form.kernel.__name__ != "low_bit_product":
+        return None
+    own = form.constexprs["FORM"]
+    return int(own.bits) if own.kind == "symmetric" and own.unit == 32 else None
 
 
 def predicted_fraction(form: KernelForm, binary: Binary, device: Device) -> float | None:

@@ -5,7 +5,6 @@ from typing import Any
 import triton.language as tl
 
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
-from selfspec.gpu.launch import constants_of
 from selfspec.gpu.products import (
     ADDED,
     LOW_BIT_STAGES,
@@ -57,13 +56,12 @@ def _name(form: PackedFormat) -> str:
 
 def _dense(dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
     name, own = _TYPES[dtype], dense_shares(outputs, inputs, dtype.primitive_bitwidth // 8, rows)
-    constants = {"INPUTS": inputs, **own}
-    pointers = {"x": f"*{name}", "weights": f"*{name}", "bias": f"*{name}", "out": _out(own["SPLITS"], name)}
+    pointers = {"x": f"*{name}", "weights": f"*{name}", "bias": f"*{name}", "out": _out(own.splits, name)}
     return KernelForm(
         f"{name} {outputs}x{inputs}",
         dense_product,
         {**pointers, **_SIZES},
-        {**constants, "HAS_BIAS": False},
+        {"SHARES": own, "HAS_BIAS": False},
         WARPS,
         STAGES,
         (*_POINTERS, "weights"),
@@ -72,8 +70,8 @@ def _dense(dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
 
 def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: int) -> KernelForm:
     name, own = _TYPES[dtype], shares(outputs, inputs, form.unit, rows, rows == 16)
-    pointers = {"x": f"*{name}", "tiles": "*u8", "bias": f"*{name}", "out": _out(own["SPLITS"], name)}
-    constants = {"INPUTS": inputs, **own, "HAS_BIAS": False, **constants_of(form)}
+    pointers = {"x": f"*{name}", "tiles": "*u8", "bias": f"*{name}", "out": _out(own.splits, name)}
+    constants = {"SHARES": own, "HAS_BIAS": False, "FORM": tile_form(form)}
     return KernelForm(
         f"{_name(form)} by {name} {outputs}x{inputs}",
         low_bit_product,
@@ -87,7 +85,7 @@ def _low_bit(form: PackedFormat, dtype: Any, outputs: int, inputs: int, rows: in
 
 def _unpack(form: PackedFormat, inputs: int) -> KernelForm:
     signature = {"tiles": "*u8", "chosen": "*i64", "out": "*bf16", "count": "i32"}
-    constants = {"INPUTS": inputs, **constants_of(form)}
+    constants = {"INPUTS": inputs, "FORM": tile_form(form)}
     return KernelForm(f"{_name(form)} unpacked", unpack_rows, signature, constants, 1, 2, ("tiles", "chosen", "out"))
 
 

@@ -121,6 +121,21 @@ def test_pairs_take_turns_and_have_the_same_text(serving: Callable[[str], Module
     assert serving("pairs").figures_of_pairs(found) == figures
 
 
+def test_threads_of_an_engine_without_a_server_wait_as_a_servers_do(
+    serving: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else what their waits cost would count as the server's."""
+    script = tmp_path / "alone.py"
+    answer = '{"text": os.environ["GOMP_SPINCOUNT"], "tokens": 1, "began": 0.0, "arrivals": [0.0], "ended": 1.0}'
+    script.write_text(f"import json, os\ninput()\nprint(json.dumps({answer}), flush=True)\n")
+    known = serving("known")
+    monkeypatch.setattr(known, "SCRIPT", script)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with known.engine_alone("m", "auto") as ask:
+        assert ask(known.Chat("x", 1)).text == "2000"
+
+
 def test_the_processor_time_of_a_loop_is_that_of_its_thread(serving: Callable[[str], ModuleType]) -> None:
     if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat").exists():
         pytest.skip("the system does not say what threads took")

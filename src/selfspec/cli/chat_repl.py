@@ -93,7 +93,7 @@ class ChatCommands:
             return
         say(f"last answer, {last[0]}: {last[1]}")
         say(f"whole chat, {total.answers} answer{'s' * (total.answers > 1)}: {total}")
-        for line in draft_lines(self.session.rounds):
+        for line in draft_lines(total.rounds):
             say(line)
 
     def _method(self, arguments: str) -> None:

@@ -15,7 +15,7 @@ from selfspec.loading.adapters import find_adapter
 from selfspec.methods import find_method, make_method
 from selfspec.methods.settings import parse_settings
 from selfspec.options import EngineOptions
-from selfspec.types import Round, SamplingParams
+from selfspec.types import SamplingParams
 
 Message = dict[str, str]
 """``role`` (system, user or assistant) and ``content``, as chat templates take them."""
@@ -109,8 +109,8 @@ class Conversation:
 class ChatSession:
     """Prints answers to standard output and everything else to standard error.
 
-    ``last`` has the method and the counts of the last answer, ``total`` the counts of all answers, ``rounds`` all their
-    rounds. In an interactive session Ctrl-C stops the answer instead of the chat.
+    ``last`` has the method and the counts of the last answer, ``total`` those of all answers. In an interactive session
+    Ctrl-C stops the answer instead of the chat.
     """
 
     def __init__(
@@ -129,7 +129,6 @@ class ChatSession:
         self.show_drafts = show_drafts
         self.last: tuple[str, Counts] | None = None
         self.total = Counts()
-        self.rounds: list[Round] = []
         self._engines = {(engine.method.name, engine.method.settings): engine}
         self._params = params
         self._interactive = interactive
@@ -151,7 +150,6 @@ class ChatSession:
             seconds = times[-1] - times[0] if times else 0.0
             self.last = (self.engine.method.name, Counts.of(stream, len(texts), seconds))
             self.total += self.last[1]
-            self.rounds += stream.rounds
         self._report_end(stream, "".join(texts), finished)
 
     def switch(self, name: str, values: Mapping[str, str]) -> None:

@@ -160,6 +160,7 @@ def _what_runs(target: "Target") -> dict[str, Any]:
     return {
         "kernels": describe(),
         "level": str(target.level or "not tried"),
+        "cores": str(target.cores or "all"),
         "reading": str(target.reading or "default"),
     }
 

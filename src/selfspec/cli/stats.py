@@ -29,7 +29,7 @@ def summary(result: "Generation") -> str:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of one or more answers of a chat; they can be added.
+    """What one or more answers of a chat came to; they can be added.
 
     ``seconds`` are those after the first token of each answer, ``cached`` the prompt tokens from the prefix cache.
     """
@@ -37,26 +37,23 @@ class Counts:
     answers: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    rounds: int = 0
-    committed: int = 0
-    drafted: int = 0
-    accepted: int = 0
     cached: int = 0
+    rounds: tuple["Round", ...] = ()
 
     @classmethod
     def of(cls, stream: "Stream", tokens: int, seconds: float) -> "Counts":
-        """The counts of one answer, also of one that was stopped, from its stream."""
-        rounds = stream.rounds
-        return cls(
-            answers=1,
-            tokens=tokens,
-            seconds=seconds,
-            rounds=len(rounds),
-            committed=sum(len(each.token_ids) for each in rounds),
-            drafted=sum(each.drafted for each in rounds),
-            accepted=sum(each.accepted for each in rounds),
-            cached=stream.cached_prompt_tokens,
-        )
+        """Those of one answer, also of one that was stopped, from its stream."""
+        return cls(1, tokens, seconds, stream.cached_prompt_tokens, tuple(stream.rounds))
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens."""
+        return sum(each.drafted for each in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were accepted."""
+        return sum(each.accepted for each in self.rounds)
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -64,7 +61,7 @@ class Counts:
     def __str__(self) -> str:
         speed = (self.tokens - self.answers) / self.seconds if self.seconds else 0.0
         rate = self.accepted / self.drafted if self.drafted else 0.0
-        length = self.committed / self.rounds if self.rounds else 0.0
+        length = fmean(len(each.token_ids) for each in self.rounds) if self.rounds else 0.0
         known = f", {self.cached} prompt tokens not read again" if self.cached else ""
         return (
             f"{self.tokens} tokens, {speed:.1f} tokens/s, {self.accepted} of {self.drafted} draft tokens accepted "

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Stretch
-from selfspec.decoding.request import Request
+from selfspec.decoding.request import Request, bytes_of
 from selfspec.decoding.sequence import Sequence as Running
 from selfspec.decoding.suffixes import common
 from selfspec.errors import RequestTooLargeError
@@ -143,29 +144,36 @@ class PrefixCache:
         version: int,
         long_rope: bool = False,
         room: int | None = None,
+        most: int | None = None,
         salt: str = "",
-    ) -> None:
+    ) -> int:
         """Copies keys and values of a text from its cache, as far as they are not here yet and all are finite.
 
         Nothing is stored if the target is not of the ``version`` that computed them, or what is before a stretch is not
-        here. ``room`` is the most bytes of this prefix cache from now on, where that is less than its limit.
+        here. ``room`` is the most bytes of this prefix cache from now on, where that is less than its limit. At most
+        ``most`` tokens are stored, the first that are not here.
+
+        Returns:
+            How many tokens were stored.
         """
         assert len(token_ids) <= cache.length
         with self._lock:
             if version != self.target.version:
-                return
+                return 0
             path = self._find(token_ids, (salt, long_rope))
             known = sum(count for _, count in path)
             if isinstance(cache, Stretch) and known < cache.start:
-                return
+                return 0
             parent = self._root((salt, long_rope))
             if path and known < len(token_ids):
                 parent = self._split(*path[-1])
             limit = min(self._limit, self._limit if room is None else max(0, room)) // self.target.slot_bytes
-            self._shrink(limit - (len(token_ids) - known))
-            fitting = min(len(token_ids) - known, limit - self._tokens)
-            if fitting > 0:
-                self._add(parent, tuple(token_ids[known : known + fitting]), cache.rows(known, fitting))
+            wanted = len(token_ids) - known if most is None else min(most, len(token_ids) - known)
+            self._shrink(limit - wanted)
+            fitting = min(wanted, limit - self._tokens)
+            if fitting <= 0:
+                return 0
+            return self._add(parent, tuple(token_ids[known : known + fitting]), cache.rows(known, fitting))
 
     def shrink(self, limit: int) -> None:
         """Drops what was used longest ago, down to a limit in bytes."""
@@ -207,14 +215,17 @@ class PrefixCache:
             self._order.move_to_end(node)
             node = node.parent
 
-    def _add(self, parent: _Node, token_ids: tuple[int, ...], rows: torch.Tensor) -> None:
+    def _add(self, parent: _Node, token_ids: tuple[int, ...], rows: torch.Tensor) -> int:
+        """Adds a stretch after another one, if its rows are finite; returns how many tokens were added."""
         # A token whose states are not numbers spoils rows before it, through attention weights of 0 times NaN.
-        if are_finite(rows):
-            parent.children[token_ids[0]] = child = _Node(token_ids, rows, parent)
-            self._tokens += len(token_ids)
-            self._use(child)
-            if parent.key is not None:
-                self._roots[parent.key] = parent
+        if not are_finite(rows):
+            return 0
+        parent.children[token_ids[0]] = child = _Node(token_ids, rows, parent)
+        self._tokens += len(token_ids)
+        self._use(child)
+        if parent.key is not None:
+            self._roots[parent.key] = parent
+        return len(token_ids)
 
     def _split(self, node: _Node, count: int) -> _Node:
         """Makes a stretch end after ``count`` tokens; returns the one that does."""
@@ -270,14 +281,21 @@ class CacheMemory:
         needed = request.bytes(self._target)
         if self.limit is None or needed <= self.limit:
             return
-        each = self._target.slot_bytes + 8 + request.method.needs.token_bytes
-        most = request.max_new_tokens - -(-(needed - self.limit) // each)
+        most = self.room(request.method, len(request.prompt_ids))
         remedy = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
         raise RequestTooLargeError(
             f"a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new ones need "
             f"{needed / 2**20:.1f} MiB for keys and values, and there are {self.limit / 2**20:.1f} MiB for all "
             f"requests; {remedy}, or raise the memory limit"
         )
+
+    def room(self, method: DraftingMethod, prompt_tokens: int, share: float = 1.0) -> int:
+        """Most new tokens after a prompt of a request that takes a share of the memory, and fits the context."""
+        room = self._target.room(prompt_tokens)
+        if self.limit is None:
+            return room
+        fixed, each = bytes_of(method, prompt_tokens, self._target)
+        return min(room, (int(share * self.limit) - fixed) // each)
 
     def admits(self, request: Request, held: int) -> bool:
         """Whether a request fits beside others that hold ``held`` bytes; the prefix cache makes room for it.
@@ -302,7 +320,7 @@ class CacheMemory:
         if not sequence.recalled:
             sequence.recalled = not self._read_file(sequence, held)
             return not sequence.recalled or self.recall(sequence, held)
-        return self.fill(sequence, max(1, PART_BYTES // self._target.slot_bytes)) > 0
+        return self.fill(sequence, self.part) > 0
 
     def _read_file(self, sequence: Running, held: int) -> bool:
         """Reads the file that goes on where the prefix cache ends; returns whether this has more then."""
@@ -341,24 +359,43 @@ class CacheMemory:
         if self.prefixes is not None:
             self.prefixes.count(len(request.prompt_ids), request.cached_tokens)
 
-    def keep(self, sequence: Running, held: int) -> None:
+    @property
+    def part(self) -> int:
+        """Tokens whose keys and values are copied at a time, while others wait."""
+        return max(1, PART_BYTES // self._target.slot_bytes)
+
+    def keep(self, sequence: Running, held: int, most: int) -> int:
         """Copies keys and values of a sequence, as far as any request may use them, into the prefix cache.
 
-        The requests that go on hold ``held`` bytes.
+        The requests that go on hold ``held`` bytes. At most ``most`` tokens are copied; returns how many were.
         """
-        state, request = sequence.state, sequence.request
-        rope, salt = state.long_rope, request.cache_salt
-        # Where rows depend on each other, those of the output are not what a prompt's would be.
-        rows = state.cache.length if self._grain == 1 else min(state.cache.length, len(request.prompt_ids))
-        text = [*request.prompt_ids, *request.output.token_ids][: rows // self._grain * self._grain]
-        stretches: list[Stretch] = []
+        if self.prefixes is None:
+            return 0
+        rope, salt = sequence.state.long_rope, sequence.request.cache_salt
+        text, room = self._reusable(sequence), self._room(held)
         with self._within_memory():
-            if self.prefixes is not None:
-                room = self._room(held)
-                self.prefixes.store(state.cache, text, version=sequence.version, long_rope=rope, room=room, salt=salt)
-                stretches = self.prefixes.stretches(text, long_rope=rope, salt=salt) if sequence.finished else []
-        if self._kept is not None and sequence.finished:
-            self._kept.keep(request.prompt_ids, request.output.token_ids, stretches, salt, rope)
+            return self.prefixes.store(
+                sequence.cache, text, version=sequence.version, long_rope=rope, room=room, most=most, salt=salt
+            )
+        return 0
+
+    def write(self, sequence: Running) -> None:
+        """Writes a sequence that has finished into files, with those of its keys and values that are kept."""
+        if self._kept is None:
+            return
+        request, rope, stretches = sequence.request, sequence.state.long_rope, list[Stretch]()
+        if self.prefixes is not None:
+            text = self._reusable(sequence)
+            stretches = self.prefixes.stretches(text, long_rope=rope, salt=request.cache_salt)
+        self._kept.keep(request.prompt_ids, request.output.token_ids, stretches, request.cache_salt, rope)
+
+    def _reusable(self, sequence: Running) -> list[int]:
+        """The tokens of a sequence whose keys and values any request may use."""
+        request, rows = sequence.request, sequence.cache.length
+        # Where rows depend on each other, those of the output are not what a prompt's would be.
+        if self._grain > 1:
+            rows = min(rows, len(request.prompt_ids)) // self._grain * self._grain
+        return [*request.prompt_ids, *request.output.token_ids][:rows]
 
     def _room(self, held: int) -> int | None:
         return None if self.limit is None else self.limit - held

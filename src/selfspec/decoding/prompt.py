@@ -251,7 +251,7 @@ class PromptReader:
                 waiting.remove(chunk.sequence)
                 chunk.sequence.last_read = step
                 if chunk.sequence.request not in failed:
-                    self._memory.keep(chunk.sequence, held)
+                    self._memory.keep(chunk.sequence, held, chunk.rows)
             events += happened
         if self._pace.is_bounded:
             wait_for(self._target.device)

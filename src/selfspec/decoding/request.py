@@ -56,19 +56,10 @@ class Request:
         """Whether it is finished, failed or cancelled."""
         return self.ended_at is not None
 
-    @property
-    def slots(self) -> int:
-        """Cache slots that it needs: for prompt and longest output, and for what its method writes after them."""
-        needs = self.method.needs
-        return len(self.prompt_ids) + self.max_new_tokens + max(needs.sibling_rows, needs.probe_rows)
-
     def bytes(self, target: Target) -> int:
         """Bytes that it holds from its admission to its end: keys and values, token ids, states for its method."""
-        needs = self.method.needs
-        rows = min(needs.prompt_rows, len(self.prompt_ids)) * len(needs.prompt_states)
-        states = rows * target.hidden_size * target.dtype.itemsize
-        token_ids = (8 + needs.token_bytes) * (len(self.prompt_ids) + self.max_new_tokens)
-        return self.slots * target.slot_bytes + token_ids + states
+        fixed, each = bytes_of(self.method, len(self.prompt_ids), target)
+        return fixed + each * self.max_new_tokens
 
     @property
     def result(self) -> Generation:
@@ -97,6 +88,16 @@ class Request:
             logprobs=None if self.logprobs is None else tuple(output.logprobs),
             prompt_logprobs=None if self.prompt_logprobs is None else (None, *output.prompt_logprobs),
         )
+
+
+def bytes_of(method: DraftingMethod, prompt_tokens: int, target: Target) -> tuple[int, int]:
+    """What a request holds, beside each new token, and for each of them: see ``Request.bytes``."""
+    needs = method.needs
+    rows = min(needs.prompt_rows, prompt_tokens) * len(needs.prompt_states)
+    states = rows * target.hidden_size * target.dtype.itemsize
+    each = target.slot_bytes + 8 + needs.token_bytes
+    # After prompt and output the method has slots that it writes to.
+    return states + prompt_tokens * each + max(needs.sibling_rows, needs.probe_rows) * target.slot_bytes, each
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ class Scheduler:
 
     Requests are admitted in the order of their arrival, as places and memory allow. Prompts that are being read take
     turns; the sequences whose prompts are read play their rounds together. What happens to a request is written into
-    it, and its listener is called.
+    it, and its listener is called. Keys and values of those that end are copied into the prefix cache in parts, over
+    several steps; until then nobody is admitted, since their memory is still taken, and who comes next may begin with
+    their texts.
 
     Without ``memory`` any number of requests fits; without ``pace`` a step reads about a chunk.
     """
@@ -47,12 +49,18 @@ class Scheduler:
         self._peak = PeakMemory(target.device)
         self._waiting: deque[Request] = deque()
         self._running: list[Sequence] = []
+        self._ended: deque[Sequence] = deque()  # those that are not kept yet
         self._steps = 0
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._waiting or self._running)
+        """Whether any request waits or runs, or one that has ended is not kept yet."""
+        return bool(self._waiting or self._running or self._ended)
+
+    @property
+    def keeping(self) -> bool:
+        """Whether the next step begins with keeping what has ended."""
+        return bool(self._ended)
 
     @property
     def reading(self) -> bool:
@@ -74,13 +82,11 @@ class Scheduler:
         self._waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """Drops a request that waits or runs; its cache is free at once."""
+        """Drops a request that waits or runs; its cache is free when it is kept."""
         request.ended_at = request.ended_at or time.perf_counter()
         self._waiting = deque(each for each in self._waiting if each is not request)
-        dropped = [each for each in self._running if each.request is request]
+        self._ended += (each for each in self._running if each.request is request)
         self._running = [each for each in self._running if each.request is not request]
-        for sequence in dropped:
-            self._memory.keep(sequence, self.held)
 
     def fail_all(self, error: Exception) -> list[Event]:
         """Ends all requests with an error."""
@@ -90,7 +96,7 @@ class Scheduler:
         return events
 
     def step(self) -> list[Event]:
-        """Admits the requests that fit, runs one step, and drops those that finished or failed.
+        """Keeps what has ended, admits the requests that fit, runs one step, and drops those that finished or failed.
 
         An exception that is not of one request ends all that run; those that wait go on.
         """
@@ -103,21 +109,32 @@ class Scheduler:
         return events
 
     def _step(self, events: list[Event]) -> None:
-        self._admit(events)
+        self.keep_ended(at_once=all(sequence.unread for sequence in self._running))
+        if not self._ended:
+            self._admit(events)
         writing = [sequence for sequence in self._running if not sequence.unread]
         unread = [sequence for sequence in self._running if sequence.unread]
         known = self._recall(unread, writing=bool(writing))
         events += self._prompts.read(known, step=self._steps, writing=bool(writing), held=self.held)
         events += play(self._target, writing, alone=not unread) if writing else []
         self._steps += 1
-        ended = {event.request for event in events if isinstance(event, Finished | Failed)}
-        held = sum(each.bytes for each in self._running if each.request not in ended)
-        sequences = {sequence.request: sequence for sequence in self._running}
+        finished = {event.request for event in events if isinstance(event, Finished)}
+        self._ended += (sequence for sequence in self._running if sequence.request in finished)
         for event in events:
             if isinstance(event, Prefilled):
                 self._memory.count(event.request)
-            elif isinstance(event, Finished):
-                self._memory.keep(sequences[event.request], held)
+
+    def keep_ended(self, *, at_once: bool = True) -> None:
+        """Copies what has ended into the prefix cache; if not ``at_once``, no more than a part."""
+        left = part = self._memory.part
+        while self._ended and left:
+            sequence = self._ended.popleft()  # first, so that one that cannot be kept is not tried for ever
+            copied = self._memory.keep(sequence, self.held, left)
+            if copied == left:
+                self._ended.appendleft(sequence)
+            elif sequence.finished:
+                self._memory.write(sequence)
+            left = part if at_once else left - copied
 
     def _recall(self, unread: Iterable[Sequence], *, writing: bool) -> list[Sequence]:
         """Takes over what is known of prompts, in parts, and of them a few in a step while outputs are written.

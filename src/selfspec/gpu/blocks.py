@@ -12,7 +12,6 @@ products is that power times the sum of the entries, which is subtracted from th
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -37,7 +36,7 @@ _SIGNED_MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
 
 @dataclass(frozen=True)
 class TileForm:
-    """How the tiles of a format are read.
+    """How the tiles of a format are read: a constant of the kernels.
 
     Attributes:
         kind: of the scales, a class of ``formats.h``: ``symmetric``, ``scaled``, ``shifted``, ``grid``, ``six``,
@@ -48,6 +47,7 @@ class TileForm:
         offset: the code that stands for zero.
         head: bytes of the scales of a unit of a tile.
         table: codes are places in a table.
+        numbers: the type of floats.
     """
 
     kind: str
@@ -57,6 +57,7 @@ class TileForm:
     offset: int
     head: int
     table: bool
+    numbers: tl.dtype
 
     @property
     def part(self) -> int:
@@ -72,22 +73,6 @@ class TileForm:
     def has_minima(self) -> bool:
         """Something is subtracted from the scaled codes."""
         return self.kind in ("shifted", "six", "four")
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """What kernels take as ``tl.constexpr``."""
-        return {
-            "KIND": self.kind,
-            "BITS": self.bits,
-            "UNIT": self.unit,
-            "SCALED": self.scaled,
-            "PART": self.part,
-            "OFFSET": self.offset,
-            "HEAD": self.head,
-            "UNIT_BYTES": self.unit_bytes,
-            "MINIMA": self.has_minima,
-            "TABLE": self.table,
-        }
 
 
 _GGUF: dict[str, tuple[str, int, int, bool]] = {
@@ -105,6 +90,9 @@ _GGUF: dict[str, tuple[str, int, int, bool]] = {
 }
 """The kind, the inputs that share a scale, the code that stands for zero, and whether there is a table, by name."""
 
+_REAL_TYPES = {"F16": tl.float16, "BF16": tl.bfloat16, "F32": tl.float32}
+"""The types of floats in tiles."""
+
 WITHOUT_KERNEL = frozenset({"MXFP4"})
 assert _GGUF.keys() == GGUF_FORMATS.keys() - WITHOUT_KERNEL
 
@@ -116,11 +104,7 @@ def tile_form(form: PackedFormat) -> TileForm:
     others = "grid" if form.name else "symmetric", form.unit, 1 << (form.bits - 1), False
     kind, scaled, offset, table = _GGUF.get(form.name, others)
     head = form.unit_bytes - TILE * form.unit * form.bits // 8
-    return TileForm(kind, form.bits, form.unit, scaled, offset, head, table)
-
-
-REAL_TYPES = {"F16": tl.float16, "BF16": tl.bfloat16, "F32": tl.float32}
-"""The types of floats in tiles."""
+    return TileForm(kind, form.bits, form.unit, scaled, offset, head, table, _REAL_TYPES.get(form.name, tl.float32))
 
 
 @triton.jit
@@ -136,23 +120,23 @@ def dot(left, right, sums):
 
 
 @triton.jit
-def input_order(PART: tl.constexpr, KIND: tl.constexpr):
+def input_order(FORM: tl.constexpr):
     """The input that each place of a part has, without ``QUADS``: 16 inputs, half a block, or 32."""
-    place = tl.arange(0, PART)
-    if KIND == "real":
+    place = tl.arange(0, FORM.part)
+    if FORM.kind == "real":
         return place
     half, of_half = place // 16, place % 16
     return 16 * half + 4 * (of_half // 2 % 4) + 2 * (of_half % 2) + of_half // 8
 
 
 @triton.jit
-def in_order(entries, PART: tl.constexpr, KIND: tl.constexpr, QUADS: tl.constexpr):
-    """Entries of rows, ``[rows, PART]``, as what a part is multiplied with, ``[PART, rows]``; see ``read_codes``."""
-    if KIND == "real":
+def in_order(entries, FORM: tl.constexpr, QUADS: tl.constexpr):
+    """Entries of rows, ``[rows, part]``, as what a part is multiplied with, ``[part, rows]``; see ``read_codes``."""
+    if FORM.kind == "real":
         return tl.trans(entries)
     ROWS: tl.constexpr = entries.shape[0]
-    apart = tl.reshape(entries, (ROWS, PART // 16, 4, 2, 2))
-    return tl.reshape(tl.permute(apart, (1, 2, 4, 3, 0) if QUADS else (1, 4, 2, 3, 0)), (PART, ROWS))
+    apart = tl.reshape(entries, (ROWS, FORM.part // 16, 4, 2, 2))
+    return tl.reshape(tl.permute(apart, (1, 2, 4, 3, 0) if QUADS else (1, 4, 2, 3, 0)), (FORM.part, ROWS))
 
 
 @triton.jit
@@ -162,10 +146,10 @@ def load_numbers(pointers, TYPE: tl.constexpr):
 
 
 @triton.jit
-def unit_addresses(tiles, weight_row, index, INPUTS: tl.constexpr, UNIT: tl.constexpr, UNIT_BYTES: tl.constexpr):
+def unit_addresses(tiles, weight_row, index, INPUTS: tl.constexpr, FORM: tl.constexpr):
     """The address of a unit of some weight rows, and the place of each row in its tile, ``[n]`` both."""
-    tile = tiles + (weight_row // _ROWS).to(tl.int64) * (INPUTS // UNIT * UNIT_BYTES)
-    return tile + index * UNIT_BYTES, weight_row % _ROWS
+    tile = tiles + (weight_row // _ROWS).to(tl.int64) * (INPUTS // FORM.unit * FORM.unit_bytes)
+    return tile + index * FORM.unit_bytes, weight_row % _ROWS
 
 
 @triton.jit
@@ -202,35 +186,28 @@ def _field(words, right, MASK: tl.constexpr, POWER: tl.constexpr, QUADS: tl.cons
 
 @triton.jit
 def read_codes(
-    codes,
-    row,
-    AT: tl.constexpr,
-    PART: tl.constexpr,
-    BITS: tl.constexpr,
-    TABLE: tl.constexpr,
-    PLACE: tl.constexpr,
-    POWER: tl.constexpr,
-    QUADS: tl.constexpr,
+    unit, row, AT: tl.constexpr, FORM: tl.constexpr, PLACE: tl.constexpr, POWER: tl.constexpr, QUADS: tl.constexpr
 ):
-    """Codes of a part, int32 ``[n, PART / 16, 2, 4, 1]``: two in a word, 16 bits apart; ``input_order`` says which.
+    """Codes of a part, int32 ``[n, part / 16, 2, 4, 1]``: two in a word, 16 bits apart; ``input_order`` says which.
 
     Args:
-        codes: address of the codes of the unit of each weight row, ``[n]``.
+        unit: address of the unit of each weight row, ``[n]``.
         row: of each within its tile, ``[n]``.
         AT: the first input of the part, of those of the unit.
-        PART: 32 for a block of inputs, 16 for a half of it.
-        BITS: of a code.
-        TABLE: codes are places in a table, whose entry of 8 bits is read instead.
+        FORM: a part is a block of 32 inputs or a half of it; where codes are places in a table, its entry of 8 bits is
+            read instead.
         PLACE: of the lowest bit of a code in its half of a word.
         POWER: bits of the words besides the codes.
         QUADS: a thread of a matrix instruction has four places that follow each other, as on ROCm, and not two; then
-            the codes of a word follow each other, ``[n, PART / 16, 4, 2, 1]``.
+            the codes of a word follow each other, ``[n, part / 16, 4, 2, 1]``.
     """
-    words = (codes + (AT // 32 * (64 * BITS)) + 4 * row)[:, None, None, None, None]
+    PART: tl.constexpr = FORM.part
+    BITS: tl.constexpr = FORM.bits
+    words = (unit + FORM.head + (AT // 32 * (64 * BITS)) + 4 * row)[:, None, None, None, None]
     half = (AT // 16 % 2 + tl.arange(0, PART // 16))[None, :, None, None, None]
     pair = 8 * (tl.arange(0, 2)[None, None, None, :, None] if QUADS else tl.arange(0, 2)[None, None, :, None, None])
     group = tl.arange(0, 4)[None, None, :, None, None] if QUADS else tl.arange(0, 4)[None, None, None, :, None]
-    LOW: tl.constexpr = 0 if TABLE else PLACE
+    LOW: tl.constexpr = 0 if FORM.table else PLACE
     PAIRS: tl.constexpr = BITS & 4
     SINGLE: tl.constexpr = PAIRS + (BITS & 2)
     # Addresses with the groups' axis are loaded by the threads whose matrix instructions take the codes. The others,
@@ -251,7 +228,7 @@ def read_codes(
         HIGH: tl.constexpr = LOW + BITS - 1
         single = _turned(load_numbers(words + SINGLE * _PLANE + of_single, tl.int32), group - HIGH)
         found = found | (_turned(single, 4 * half + pair) & (0x10001 << HIGH))
-    if TABLE:
+    if FORM.table:
         found = (look_up(found & 15) | look_up(found >> 16) << 16) << PLACE
     return found
 
@@ -264,61 +241,42 @@ def _halves(words, PART: tl.constexpr):
 
 
 @triton.jit
-def read_part(
-    unit,
-    row,
-    zeros,
-    AT: tl.constexpr,
-    KIND: tl.constexpr,
-    BITS: tl.constexpr,
-    PART: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HEAD: tl.constexpr,
-    TABLE: tl.constexpr,
-    TYPE: tl.constexpr,
-):
-    """What a part of a unit stands for before it is scaled, float32 ``[n, PART]``; see ``read_codes``.
+def read_part(unit, row, zeros, AT: tl.constexpr, FORM: tl.constexpr):
+    """What a part of a unit stands for before it is scaled, float32 ``[n, part]``; see ``read_codes``.
 
-    ``zeros`` are those of ``read_zeros``, and ``OFFSET`` is the code that stands for zero. Codes become floats without
+    ``zeros`` are those of ``read_zeros``, and ``offset`` is the code that stands for zero. Codes become floats without
     a conversion, which is slow.
     """
-    if KIND == "real":
-        SIZE: tl.constexpr = TYPE.primitive_bitwidth // 8
+    PART: tl.constexpr = FORM.part
+    if FORM.kind == "real":
+        SIZE: tl.constexpr = FORM.numbers.primitive_bitwidth // 8
         place = SIZE * _ROWS * (AT + tl.arange(0, PART))
-        numbers = load_numbers((unit + SIZE * row)[:, None] + place[None, :], TYPE).to(tl.float32)
+        numbers = load_numbers((unit + SIZE * row)[:, None] + place[None, :], FORM.numbers).to(tl.float32)
     else:
-        codes = _halves(read_codes(unit + HEAD, row, AT, PART, BITS, TABLE, 0, 0, False), PART) & 0xFFFF
-        numbers = (codes | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET + zeros[:, None])
+        codes = _halves(read_codes(unit, row, AT, FORM, 0, 0, False), PART) & 0xFFFF
+        numbers = (codes | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + FORM.offset + zeros[:, None])
     return numbers
 
 
 @triton.jit
-def add_products(
-    codes,
-    row,
-    entries,
-    sums,
-    AT: tl.constexpr,
-    PART: tl.constexpr,
-    BITS: tl.constexpr,
-    QUADS: tl.constexpr,
-):
-    """``sums`` and the product of entries of 16 bits, ``[PART, rows]``, with the codes of a part; see ``read_codes``.
+def add_products(unit, row, entries, sums, AT: tl.constexpr, FORM: tl.constexpr, QUADS: tl.constexpr):
+    """``sums`` and the product of entries of 16 bits, ``[part, rows]``, with the codes of a part; see ``read_codes``.
 
     2 to the number of bits is added to every code. In bfloat16, which has one bit too few for codes of eight, these
     are two numbers: one of the low seven bits, one of the highest.
     """
+    BITS: tl.constexpr = FORM.bits
     TYPE: tl.constexpr = entries.dtype
     IS_SHORT: tl.constexpr = TYPE.is_bf16()
     FRACTION: tl.constexpr = 7 if IS_SHORT else 10
     EXPONENT: tl.constexpr = (127 + min(BITS, 7) if IS_SHORT else 15 + BITS) << FRACTION
     POWER: tl.constexpr = EXPONENT | EXPONENT << 16
     if BITS <= FRACTION:
-        words = read_codes(codes, row, AT, PART, BITS, False, FRACTION - BITS, POWER, QUADS)
-        return add_numbers(words, entries, sums, PART)
-    words = read_codes(codes, row, AT, PART, BITS, False, 0, 0, QUADS)
-    sums = add_numbers(masked(words, 0x00800080, POWER, QUADS), entries, sums, PART)
-    return add_numbers(masked(words, 0x007F007F, POWER, QUADS), entries, sums, PART)
+        words = read_codes(unit, row, AT, FORM, FRACTION - BITS, POWER, QUADS)
+        return add_numbers(words, entries, sums, FORM.part)
+    words = read_codes(unit, row, AT, FORM, 0, 0, QUADS)
+    sums = add_numbers(masked(words, 0x00800080, POWER, QUADS), entries, sums, FORM.part)
+    return add_numbers(masked(words, 0x007F007F, POWER, QUADS), entries, sums, FORM.part)
 
 
 @triton.jit
@@ -348,9 +306,9 @@ def _scaled(number, integers):
 
 
 @triton.jit
-def read_zeros(unit, row, KIND: tl.constexpr):
+def read_zeros(unit, row, FORM: tl.constexpr):
     """The zero points of a unit of a grid, less the offset, float32 ``[n]``; zeros for what is no grid."""
-    if KIND != "grid":
+    if FORM.kind != "grid":
         return tl.zeros(row.shape, tl.float32)
     return load_numbers(unit + 64 + row, tl.int8).to(tl.float32)
 
@@ -373,38 +331,38 @@ def _read_fours(unit, row, INDEX: tl.constexpr):
 
 
 @triton.jit
-def read_numbers(unit, row, KIND: tl.constexpr):
+def read_numbers(unit, row, FORM: tl.constexpr):
     """What the integers of the scales and those of the minima are multiplied with, float32 ``[n]`` both."""
     number = load_numbers(unit + 2 * row, tl.float16).to(tl.float32)
-    if KIND == "four":
+    if FORM.kind == "four":
         return number, load_numbers(unit + 32 + 2 * row, tl.float16).to(tl.float32)
     return number, 0 * number
 
 
 @triton.jit
-def read_scales(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
+def read_scales(unit, row, INDEX: tl.constexpr, FORM: tl.constexpr):
     """The scales of some inputs of a unit, float32 ``[n]``; ``unit`` has the address of each row's unit."""
-    if KIND == "grid":
+    if FORM.kind == "grid":
         return load_numbers(unit + 4 * row, tl.float32)
-    if KIND == "symmetric":
+    if FORM.kind == "symmetric":
         return load_numbers(unit + 2 * row, tl.bfloat16).to(tl.float32)
     number = load_numbers(unit + 2 * row, tl.float16).to(tl.float32)
-    if KIND == "six":
+    if FORM.kind == "six":
         return _scaled(number, _six_bits(unit, row, INDEX, 0))
-    if KIND == "eight":
+    if FORM.kind == "eight":
         signed = load_numbers(unit + (32 + 16 * INDEX) + row, tl.int8).to(tl.int32)
         return _scaled(number, signed)
-    if KIND == "four":
+    if FORM.kind == "four":
         return _scaled(number, _read_fours(unit, row, INDEX) & 15)
     return number
 
 
 @triton.jit
-def read_minima(unit, row, INDEX: tl.constexpr, KIND: tl.constexpr):
+def read_minima(unit, row, INDEX: tl.constexpr, FORM: tl.constexpr):
     """What is subtracted from the scaled codes of some inputs, float32 ``[n]``."""
     other = load_numbers(unit + 32 + 2 * row, tl.float16).to(tl.float32)
-    if KIND == "six":
+    if FORM.kind == "six":
         return _scaled(other, _six_bits(unit, row, INDEX, 1))
-    if KIND == "four":
+    if FORM.kind == "four":
         return _scaled(other, _read_fours(unit, row, INDEX) >> 4)
     return -other

@@ -1,20 +1,21 @@
 """Calls of the kernels for products, from tensors: dense weights, and tiles of weights of few bits."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
 from torch.nn import functional
 
 from selfspec.gpu import blocks
-from selfspec.gpu.blocks import REAL_TYPES, tile_form
+from selfspec.gpu.blocks import tile_form
 from selfspec.gpu.products import (
     ADDED,
     LOW_BIT_STAGES,
     OUTPUTS,
     STAGES,
     WARPS,
+    Shares,
     add_shares,
     dense_product,
     dense_shares,
@@ -23,6 +24,7 @@ from selfspec.gpu.products import (
     unpack_rows,
 )
 from selfspec.runtimes.formats import PackedFormat
+from selfspec.runtimes.packed import PackedWeights
 
 IS_INTERPRETED = bool(blocks.IS_INTERPRETED.value)
 """Whether the kernels run in Triton's interpreter."""
@@ -47,33 +49,9 @@ _AT_ONCE = 1 << 26
 """Weights that are unpacked together for that."""
 
 
-class Tiles(Protocol):
-    """Weights ``[outputs, inputs]`` of few bits, as ``runtimes/packed.py`` holds them."""
-
-    @property
-    def tiles(self) -> torch.Tensor:
-        """uint8 ``[tiles, bytes of a tile]``."""
-
-    @property
-    def form(self) -> PackedFormat:
-        """How they are held."""
-
-    @property
-    def outputs(self) -> int:
-        """Number of weight rows."""
-
-    @property
-    def inputs(self) -> int:
-        """Numbers of a weight row."""
-
-    @property
-    def order(self) -> torch.Tensor | None:
-        """int32 ``[inputs]``: the place in a row of each input that is stored."""
-
-
 def multiply_parts(
     hidden_states: torch.Tensor,
-    parts: Sequence[Tiles],
+    parts: Sequence[PackedWeights],
     bias: torch.Tensor | None = None,
     widest: int | None = None,
 ) -> torch.Tensor:
@@ -95,7 +73,7 @@ def multiply_parts(
     return out
 
 
-def look_up(table: Tiles, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def look_up(table: PackedWeights, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The values of some weight rows (long ``[n]``), rounded to a dtype, ``[n, inputs]``."""
     out = torch.empty(len(rows), table.inputs, dtype=dtype, device=rows.device)
     if len(rows):
@@ -103,7 +81,9 @@ def look_up(table: Tiles, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
     return out
 
 
-def _multiply_unpacked(hidden_states: torch.Tensor, part: Tiles, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _multiply_unpacked(
+    hidden_states: torch.Tensor, part: PackedWeights, out: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     """The product of many rows, by torch, with weights that are unpacked to their dtype some at a time."""
     step = max(1, _AT_ONCE // part.inputs)
     for first in range(0, part.outputs, step):
@@ -116,14 +96,8 @@ def multiply_dense(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torc
     """The product of rows ``[rows, inputs]`` and weights ``[outputs, inputs]`` of their dtype, ``[rows, outputs]``."""
     outputs, inputs = weight.shape
     out = hidden_states.new_empty(len(hidden_states), outputs)
-    _launch(
-        dense_product,
-        hidden_states,
-        weight,
-        bias,
-        out,
-        dense_shares(outputs, inputs, weight.dtype.itemsize, _rows_of_program(len(out))),
-    )
+    shared = dense_shares(outputs, inputs, weight.dtype.itemsize, _rows_of_program(len(out)))
+    _launch(dense_product, hidden_states, weight, bias, out, shared, {"num_stages": STAGES})
     return out
 
 
@@ -136,15 +110,16 @@ def multiply_tiles(
 ) -> None:
     """The product of rows and the weights in tiles, to ``out``, ``[rows, outputs]``, whose rows may lie apart."""
     inputs, outputs = hidden_states.shape[1], out.shape[1]
-    constants = {**shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS), **constants_of(form)}
-    _launch(low_bit_product, hidden_states, tiles, bias, out, constants, LOW_BIT_STAGES)
+    shared = shares(outputs, inputs, form.unit, _rows_of_program(len(out)), QUADS)
+    own = {"FORM": tile_form(form), "num_stages": LOW_BIT_STAGES}
+    _launch(low_bit_product, hidden_states, tiles, bias, out, shared, own)
 
 
 def unpack_tiles(tiles: torch.Tensor, form: PackedFormat, rows: torch.Tensor, out: torch.Tensor) -> None:
     """The values of some weight rows (long ``[n]``) in tiles, to contiguous ``out``, ``[n, inputs]``."""
     count, inputs = out.shape
     grid = triton.cdiv(count, OUTPUTS), inputs // form.unit
-    unpack_rows[grid](tiles, rows, out, count, INPUTS=inputs, **constants_of(form), num_warps=1, enable_fp_fusion=True)
+    unpack_rows[grid](tiles, rows, out, count, INPUTS=inputs, FORM=tile_form(form), num_warps=1, enable_fp_fusion=True)
 
 
 def _launch(
@@ -153,18 +128,17 @@ def _launch(
     weights: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    constants: dict[str, Any],
-    stages: int = STAGES,
+    shared: Shares,
+    own: dict[str, Any],
 ) -> None:
     """Calls a product; where the inputs are divided, what adds the shares follows it."""
-    (rows, inputs), outputs = hidden_states.shape, out.shape[1]
+    rows, outputs, splits, has_bias = len(hidden_states), out.shape[1], shared.splits, bias is not None
     assert hidden_states.is_contiguous()
-    splits, has_bias = constants["SPLITS"], bias is not None
     to = out if splits == 1 else torch.empty(splits, rows, outputs, dtype=torch.float32, device=out.device)
     filled = out if bias is None else bias
-    grid = triton.cdiv(outputs, constants["OUTPUTS"]), triton.cdiv(rows, constants["ROWS"]), splits
-    sizes, options = (rows, outputs, out.stride(0)), _OPTIONS | {"num_stages": stages}
-    kernel[grid](hidden_states, weights, filled, to, *sizes, INPUTS=inputs, HAS_BIAS=has_bias, **constants, **options)
+    grid = triton.cdiv(outputs, shared.outputs), triton.cdiv(rows, shared.rows), splits
+    sizes = rows, outputs, out.stride(0)
+    kernel[grid](hidden_states, weights, filled, to, *sizes, SHARES=shared, HAS_BIAS=has_bias, **(_OPTIONS | own))
     if splits > 1:
         programs = triton.cdiv(outputs, ADDED), rows
         add_shares[programs](to, filled, out, *sizes, SPLITS=splits, HAS_BIAS=has_bias, OUTPUTS=ADDED, **_OPTIONS)
@@ -174,8 +148,3 @@ def _rows_of_program(rows: int) -> int:
     """The rows of a program where there are some: those of one matrix instruction, or of a few."""
     filled: int = triton.next_power_of_2(rows)
     return min(ROWS_OF_PROGRAM, max(16 if QUADS else 8, filled))
-
-
-def constants_of(form: PackedFormat) -> dict[str, Any]:
-    """What kernels know of a format when they are compiled."""
-    return {**tile_form(form).constants, "TYPE": REAL_TYPES.get(form.name, REAL_TYPES["F32"])}

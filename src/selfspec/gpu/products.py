@@ -10,6 +10,7 @@ Sums are float32. Weights of few bits enter as integers, which every dtype holds
 its weights, and what stands for zero is subtracted from it, times the sum of the entries.
 """
 
+from dataclasses import dataclass
 from math import gcd
 
 import triton
@@ -60,24 +61,44 @@ def low_bit_divisions(outputs: int, inputs: int, together: int) -> int:
     return count
 
 
-def shares(outputs: int, inputs: int, unit: int, rows: int, quads: bool) -> dict[str, int]:
-    """How outputs and units of inputs of tiles are divided, as constants of ``low_bit_product``.
+@dataclass(frozen=True)
+class Shares:
+    """How a product is divided among programs: a constant of the kernels.
 
-    A program reads the units of up to 256 inputs at a time, as many as divide its share. ``rows`` are those of it, and
-    ``quads`` says how its matrix instructions are laid out (``blocks.read_codes``).
+    Attributes:
+        inputs: of the weights.
+        share: those of a program, in units where weights are in tiles.
+        splits: shares that there are.
+        step: what a program reads at a time, in the same count.
+        outputs: of a program.
+        rows: of a program.
+        quads: how its matrix instructions are laid out (``blocks.read_codes``).
+    """
+
+    inputs: int
+    share: int
+    splits: int
+    step: int
+    outputs: int
+    rows: int
+    quads: bool = False
+
+
+def shares(outputs: int, inputs: int, unit: int, rows: int, quads: bool) -> Shares:
+    """How outputs and units of inputs of tiles are divided.
+
+    A program reads the units of up to 256 inputs at a time, as many as divide its share. ``rows`` are those of it.
     """
     units, of_program = inputs // unit, LOW_BIT_OUTPUTS[quads]
     share = -(-units // min(low_bit_divisions(outputs, inputs, of_program), units))
     together = gcd(max(1, 256 // unit), units, share)
-    sizes = {"OUTPUTS": of_program, "ROWS": rows, "QUADS": quads}
-    return {"SHARE": share, "SPLITS": -(-units // share), "TOGETHER": together, **sizes}
+    return Shares(inputs, share, -(-units // share), together, of_program, rows, quads)
 
 
-def dense_shares(outputs: int, inputs: int, size: int, rows: int) -> dict[str, int]:
+def dense_shares(outputs: int, inputs: int, size: int, rows: int) -> Shares:
     """The same for dense weights of ``size`` bytes."""
     splits, step = divisions(outputs, inputs), _STEP_BYTES // size
-    sizes = {"OUTPUTS": OUTPUTS, "ROWS": rows}
-    return {"SHARE": step * -(-inputs // (step * splits)), "SPLITS": splits, "STEP": step, **sizes}
+    return Shares(inputs, step * -(-inputs // (step * splits)), splits, step, OUTPUTS, rows)
 
 
 @triton.jit
@@ -95,116 +116,64 @@ def _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS: tl.const
 
 
 @triton.jit(do_not_specialize=["rows"])
-def dense_product(
-    x,
-    weights,
-    bias,
-    out,
-    rows,
-    outputs,
-    stride,
-    INPUTS: tl.constexpr,
-    SHARE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
-):
+def dense_product(x, weights, bias, out, rows, outputs, stride, SHARES: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Rows ``x`` ``[rows, inputs]`` times weights ``[outputs, inputs]``, to ``out`` ``[rows, outputs]``.
 
-    Programs have ``ROWS`` rows, ``OUTPUTS`` outputs, and ``SHARE`` of the inputs, of which they read ``STEP`` at a
-    time. With several shares ``out`` is float32 ``[SPLITS, rows, outputs]``, else its rows are ``stride`` apart.
+    With several shares ``out`` is float32 ``[splits, rows, outputs]``, else its rows are ``stride`` apart.
     """
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    first = tl.program_id(2) * SHARE
+    row = tl.program_id(1) * SHARES.rows + tl.arange(0, SHARES.rows)
+    column = tl.program_id(0) * SHARES.outputs + tl.arange(0, SHARES.outputs)
+    first = tl.program_id(2) * SHARES.share
     of_row, of_column = (row < rows)[None, :], (column < outputs)[:, None]
-    own_rows, own_weights = x + row[None, :] * INPUTS, weights + column[:, None].to(tl.int64) * INPUTS
-    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(0, SHARE, STEP):
-        place = first + start + tl.arange(0, STEP)
-        inside = place < INPUTS
+    own_rows, own_weights = x + row[None, :] * SHARES.inputs, weights + column[:, None].to(tl.int64) * SHARES.inputs
+    sums = tl.zeros((SHARES.outputs, SHARES.rows), tl.float32)
+    for start in range(0, SHARES.share, SHARES.step):
+        place = first + start + tl.arange(0, SHARES.step)
+        inside = place < SHARES.inputs
         entries = tl.load(own_rows + place[:, None], mask=of_row & inside[:, None], other=0)
         numbers = tl.load(own_weights + place[None, :], mask=of_column & inside[None, :], other=0)
         sums = dot(numbers, entries, sums)
-    _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
+    _store(sums, out, bias, row, column, rows, outputs, stride, SHARES.splits, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def low_bit_product(
-    x,
-    tiles,
-    bias,
-    out,
-    rows,
-    outputs,
-    stride,
-    INPUTS: tl.constexpr,
-    SHARE: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    QUADS: tl.constexpr,
-    KIND: tl.constexpr,
-    BITS: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    PART: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HEAD: tl.constexpr,
-    UNIT_BYTES: tl.constexpr,
-    MINIMA: tl.constexpr,
-    TABLE: tl.constexpr,
-    TYPE: tl.constexpr,
+    x, tiles, bias, out, rows, outputs, stride, SHARES: tl.constexpr, FORM: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
     """The same for tiles of weights of few bits; see ``blocks.TileForm``.
 
-    ``SHARE`` and ``TOGETHER``, what is read at a time, count units. Places without a row compute the last row again.
+    Places without a row compute the last row again.
     """
-    EXACT: tl.constexpr = KIND == "real" or x.dtype.element_ty.is_fp32()
-    SPANS: tl.constexpr = BITS < 4 and UNIT >= SPAN and not EXACT
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    first = tl.program_id(2) * SHARE
-    entry = tl.arange(0, SPAN if SPANS else PART)
-    rows_of_x = x + tl.minimum(row, rows - 1)[:, None] * INPUTS + entry[None, :]
+    STEP: tl.constexpr = SHARES.step
+    EXACT: tl.constexpr = FORM.kind == "real" or x.dtype.element_ty.is_fp32()
+    SPANS: tl.constexpr = FORM.bits < 4 and FORM.unit >= SPAN and not EXACT
+    row = tl.program_id(1) * SHARES.rows + tl.arange(0, SHARES.rows)
+    column = tl.program_id(0) * SHARES.outputs + tl.arange(0, SHARES.outputs)
+    first = tl.program_id(2) * SHARES.share
+    entry = tl.arange(0, SPAN if SPANS else FORM.part)
+    rows_of_x = x + tl.minimum(row, rows - 1)[:, None] * SHARES.inputs + entry[None, :]
     weight_row = column
-    if OUTPUTS > 16:  # tiles of 16 rows are whole
+    if SHARES.outputs > 16:  # tiles of 16 rows are whole
         weight_row = tl.minimum(column, (outputs + 15) // 16 * 16 - 1)
-    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(first, tl.minimum(first + SHARE, INPUTS // UNIT), TOGETHER):
-        for one in tl.static_range(TOGETHER):
-            unit, place = unit_addresses(tiles, weight_row, start + one, INPUTS, UNIT, UNIT_BYTES)
-            own = rows_of_x + (start + one) * UNIT
+    sums = tl.zeros((SHARES.outputs, SHARES.rows), tl.float32)
+    for start in range(first, tl.minimum(first + SHARES.share, SHARES.inputs // FORM.unit), STEP):
+        for one in tl.static_range(STEP):
+            unit, place = unit_addresses(tiles, weight_row, start + one, SHARES.inputs, FORM)
+            own = rows_of_x + (start + one) * FORM.unit
             if EXACT:
-                sums = add_exact(
-                    unit, place, own, sums, KIND, BITS, UNIT, SCALED, PART, OFFSET, HEAD, MINIMA, TABLE, TYPE
-                )
-            elif SPANS and KIND == "grid":
-                sums = add_grid_spans(unit, place, own, sums, BITS, UNIT, OFFSET, HEAD, QUADS)
+                sums = add_exact(unit, place, own, sums, FORM)
+            elif SPANS and FORM.kind == "grid":
+                sums = add_grid_spans(unit, place, own, sums, FORM, SHARES.quads)
             elif SPANS:
-                sums = add_scaled_spans(unit, place, own, sums, KIND, BITS, UNIT, OFFSET, HEAD, QUADS)
+                sums = add_scaled_spans(unit, place, own, sums, FORM, SHARES.quads)
             else:
-                sums = add_codes(
-                    unit, place, own, sums, KIND, BITS, UNIT, SCALED, PART, OFFSET, HEAD, MINIMA, TABLE, QUADS
-                )
-    _store(sums, out, bias, row, column, rows, outputs, stride, SPLITS, HAS_BIAS)
+                sums = add_codes(unit, place, own, sums, FORM, SHARES.quads)
+    _store(sums, out, bias, row, column, rows, outputs, stride, SHARES.splits, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def add_shares(
-    shares,
-    bias,
-    out,
-    rows,
-    outputs,
-    stride,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    shares, bias, out, rows, outputs, stride, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, OUTPUTS: tl.constexpr
 ):
     """Adds the sums of the shares of the inputs, ``[SPLITS, rows, outputs]``, one after the other."""
     row, column = tl.program_id(1), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -218,35 +187,18 @@ def add_shares(
 
 
 @triton.jit
-def unpack_rows(
-    tiles,
-    chosen,
-    out,
-    count,
-    INPUTS: tl.constexpr,
-    KIND: tl.constexpr,
-    BITS: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    PART: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HEAD: tl.constexpr,
-    UNIT_BYTES: tl.constexpr,
-    MINIMA: tl.constexpr,
-    TABLE: tl.constexpr,
-    TYPE: tl.constexpr,
-):
+def unpack_rows(tiles, chosen, out, count, INPUTS: tl.constexpr, FORM: tl.constexpr):
     """The values of ``count`` weight rows, ``[count, inputs]``, of which a program has 16 and a unit of inputs."""
     at, index = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1)
     kept = at < count
     weight_row = tl.load(chosen + at, mask=kept, other=0)
-    unit, place = unit_addresses(tiles, weight_row, index, INPUTS, UNIT, UNIT_BYTES)
-    zeros = read_zeros(unit, place, KIND)
-    own = out + at[:, None].to(tl.int64) * INPUTS + input_order(PART, KIND)[None, :] + index * UNIT
-    for part in tl.static_range(UNIT // PART):
-        values = read_part(unit, place, zeros, part * PART, KIND, BITS, PART, OFFSET, HEAD, TABLE, TYPE)
-        if KIND != "real":
-            values *= read_scales(unit, place, part * PART // SCALED, KIND)[:, None]
-            if MINIMA:
-                values -= read_minima(unit, place, part * PART // SCALED, KIND)[:, None]
-        tl.store(own + part * PART, values.to(out.dtype.element_ty), mask=kept[:, None])
+    unit, place = unit_addresses(tiles, weight_row, index, INPUTS, FORM)
+    zeros = read_zeros(unit, place, FORM)
+    own = out + at[:, None].to(tl.int64) * INPUTS + input_order(FORM)[None, :] + index * FORM.unit
+    for part in tl.static_range(FORM.unit // FORM.part):
+        values = read_part(unit, place, zeros, part * FORM.part, FORM)
+        if FORM.kind != "real":
+            values *= read_scales(unit, place, part * FORM.part // FORM.scaled, FORM)[:, None]
+            if FORM.has_minima:
+                values -= read_minima(unit, place, part * FORM.part // FORM.scaled, FORM)[:, None]
+        tl.store(own + part * FORM.part, values.to(out.dtype.element_ty), mask=kept[:, None])

@@ -146,22 +146,13 @@ def multiply_add(words, factors, added, IS_SHORT: tl.constexpr):
 
 
 @triton.jit
-def add_scaled_span(
-    codes,
-    row,
-    integers,
-    entries,
-    sums,
-    AT: tl.constexpr,
-    BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    QUADS: tl.constexpr,
-):
-    """``sums`` and the product of entries with codes, less ``OFFSET``, times the integers of ``read_integers``.
+def add_scaled_span(codes, row, integers, entries, sums, AT: tl.constexpr, FORM: tl.constexpr, QUADS: tl.constexpr):
+    """``sums`` and the product of entries with codes, less ``offset``, times the integers of ``read_integers``.
 
     These products have at most seven bits and a sign. AMD has no instruction for them in bfloat16; there each thread
     looks them up. To each ``scaled_offset`` is added.
     """
+    BITS: tl.constexpr = FORM.bits
     IS_SHORT: tl.constexpr = entries.dtype.is_bf16()
     words, at = _read_span(codes, row, AT, BITS, QUADS)
     _, field, pair = _axes(QUADS)
@@ -171,7 +162,7 @@ def add_scaled_span(
     # Where Q3_K's codes begin at another place, what is subtracted has more bits than a number.
     place = _places(at, BITS) if BITS == 2 else 4 + 0 * at
     scales = _doubled(integers, IS_SHORT, QUADS)
-    less = multiply_add(scales, _power(place, OFFSET, IS_SHORT) | _SIGNS, 0 * scales, IS_SHORT)
+    less = multiply_add(scales, _power(place, FORM.offset, IS_SHORT) | _SIGNS, 0 * scales, IS_SHORT)
     numbers = _numbers(words, at, place, BITS, IS_SHORT, QUADS)
     return add_numbers(multiply_add(numbers, scales, less, IS_SHORT), entries, sums, SPAN)
 

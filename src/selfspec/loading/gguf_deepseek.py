@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from selfspec.loading.gguf_family import Header
+from selfspec.loading.gguf_readers import expert_width, integers, numbers, reads
 from selfspec.loading.gguf_settings import Settings, refused
 
 _SOFTMAX, _SIGMOID = 1, 2
@@ -31,53 +33,69 @@ def _is_glm_flash(settings: Settings) -> bool:
     return settings.architecture == "deepseek2" and blocks in _GLM_FLASH_BLOCKS and entries == _GLM_FLASH_ENTRIES
 
 
-def read_mixture(settings: Settings) -> dict[str, Any]:
-    """The settings of a mixture with shared experts, but for the number of its experts."""
-    return {
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        "n_shared_experts": settings.integer("expert_shared_count", 0),
-        "first_k_dense_replace": settings.integer("leading_dense_block_count", 0),
-        "routed_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,
-        "norm_topk_prob": bool(settings.get("expert_weights_norm")),
-        **read_groups(settings),
-    }
+def require_sigmoids(header: Header) -> dict[str, Any]:
+    """Refuses a router with a softmax."""
+    if not has_sigmoids(header.settings):
+        raise refused("the router of this GGUF file has a softmax, not the sigmoids of its family")
+    return {}
 
 
-def read_groups(settings: Settings) -> dict[str, int]:
+def sigmoids_if_said(header: Header) -> dict[str, Any]:
+    """The same where a file says how experts are scored."""
+    return require_sigmoids(header) if "expert_gating_func" in header.settings else {}
+
+
+def read_groups(header: Header) -> dict[str, int]:
     """The groups of experts, and of how many a row uses some."""
-    groups = settings.integer("expert_group_count", 1) or 1
-    return {"n_group": groups, "topk_group": settings.integer("expert_group_used_count", groups) or groups}
+    groups = header.settings.integer("expert_group_count", 1) or 1
+    return {"n_group": groups, "topk_group": header.settings.integer("expert_group_used_count", groups) or groups}
 
 
-def read_softmax_mixture(settings: Settings) -> dict[str, Any]:
+read_mixture = reads(
+    expert_width,
+    integers(0, n_shared_experts="expert_shared_count", first_k_dense_replace="leading_dense_block_count"),
+    numbers(0.0, 1.0, routed_scaling_factor="expert_weights_scale"),
+    lambda header: {"norm_topk_prob": bool(header.settings.get("expert_weights_norm"))},
+    read_groups,
+)
+"""The settings of a mixture with shared experts, but for the number of its experts."""
+
+
+def read_softmax_mixture(header: Header) -> dict[str, Any]:
     """The same of DeepSeek-V2, whose experts' weights are their shares in a softmax."""
-    values = read_mixture(settings)
+    values = read_mixture(header)
     if values["norm_topk_prob"]:
         raise refused(
-            f"this GGUF file has {settings.key('expert_weights_norm')}, which DeepSeek-V2 of transformers does not "
-            f"compute"
+            f"this GGUF file has {header.settings.key('expert_weights_norm')}, which DeepSeek-V2 of transformers does "
+            f"not compute"
         )
     return {**values, "topk_method": "group_limited_greedy" if values["n_group"] > 1 else "greedy"}
 
 
-def read_latents(settings: Settings) -> dict[str, Any]:
+latent_ranks = reads(
+    integers(0, None, q_lora_rank="attention.q_lora_rank"), integers(kv_lora_rank="attention.kv_lora_rank")
+)
+"""The widths of the latents."""
+
+
+def read_latents(header: Header) -> dict[str, Any]:
     """The sizes of attention to latents.
 
     Files give the sizes of a head's key and value under names of their own; those from before llama.cpp multiplied
     queries by what expands keys have them where other families have them.
     """
-    keys = settings.integer("attention.key_length")
-    values = settings.integer("attention.value_length")
-    turned = settings.integer("rope.dimension_count")
-    key = settings.integer("attention.key_length_mla", keys)
+    keys, values, turned = (
+        header.settings.integer(name)
+        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    )
+    key = header.settings.integer("attention.key_length_mla", keys)
     if not 0 < turned < key:
         raise refused(f"this GGUF file rotates {turned} of the {key} entries of a key, which is not supported")
     return {
-        "q_lora_rank": settings.integer("attention.q_lora_rank", 0) or None,
-        "kv_lora_rank": settings.integer("attention.kv_lora_rank"),
+        **latent_ranks(header),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": key - turned,
-        "v_head_dim": settings.integer("attention.value_length_mla", values),
+        "v_head_dim": header.settings.integer("attention.value_length_mla", values),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a family of models in GGUF files is, what its config is read from, and settings that many of them have."""
+"""What a family of models in GGUF files is, and what its config is read from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,22 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfspec.loading.gguf_deepseek import has_sigmoids
 from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_settings import Settings, damaged, refused
+from selfspec.loading.gguf_settings import Settings
 
 Rows = npt.NDArray[np.int64]
 
-MOST_EXPERTS = 2**14
-"""No model has nearly as many. Tables of a model are as long, so that a damaged file may not choose them freely."""
-
-FEED_FORWARD = {
-    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
-    "feed_forward.router": "ffn_gate_inp",
-    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
-    "feed_forward.experts.down_proj": "ffn_down_exps",
-}
-"""Names in GGUF of the modules of MLPs and mixtures that transformers calls ``feed_forward``."""
+NORM_AFTER_ATTENTION = {"post_attention_layernorm": "post_attention_norm"}
+"""In most families the norm of this name is before the MLP."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class GgufFamily:
             missing or make no sense, ``UnsupportedModelError`` where transformers' family computes something else.
         norm: the attribute of its config for what norms add to a variance.
         rms: norms divide by a root of mean squares, and subtract no mean.
-        modules: names in GGUF by those of modules in transformers, where it differs from others.
+        modules: names in GGUF by those of modules in transformers, where they differ from those of ``gguf_names``.
         interleaved: llama.cpp stores its rotated projections with the two halves of a head interleaved.
         whole: last names of modules whose weights its code reads by itself, so that they are numbers of the dtype.
         in_turns: parameters of experts have gate and up of an entry side by side.
@@ -113,80 +104,3 @@ class GgufFamily:
     own_heads: bool = False
     order_outputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}
     order_inputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}
-
-
-def biases(header: Header) -> dict[str, Any]:
-    """Whether projections of attention have biases."""
-    return {"attention_bias": header.has_qkv_bias}
-
-
-def biases_and_mlp(header: Header) -> dict[str, Any]:
-    """The same, and those of MLPs."""
-    return {**biases(header), "mlp_bias": header.has("ffn_up.bias")}
-
-
-def experts(header: Header, name: str = "num_local_experts") -> dict[str, Any]:
-    """How many experts there are, by what a config calls that, and how many a row uses."""
-    count = header.settings.integer("expert_count", most=MOST_EXPERTS)
-    used = header.settings.integer("expert_used_count", most=MOST_EXPERTS)
-    if not 0 < used <= count:
-        raise damaged(f"this GGUF file uses {used} of {count} experts")
-    return {name: count, "num_experts_per_tok": used}
-
-
-def multipliers(header: Header) -> dict[str, Any]:
-    """What Granite multiplies by."""
-    settings = header.settings
-    return {
-        "embedding_multiplier": settings.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": settings.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": settings.number("logit_scale", 0.0) or 1.0,
-        "attention_multiplier": settings.number("attention.scale", 0.0) or header.head_dim**-0.5,
-    }
-
-
-def pass_over_sections(header: Header) -> None:
-    """Reads the sections of a rope for pictures: the positions of text are the same in all of them."""
-    header.settings.get("rope.dimension_sections")
-
-
-def windows(header: Header, *, default: int | None, period: int, first: bool = False) -> dict[str, Any]:
-    """Every ``period``-th layer attends to everything, the others through a window, if the file says nothing else.
-
-    Args:
-        header: of the file, whose list of layers can have entries of blocks after the last layer, too.
-        default: the window where the file does not say it; ``None`` where it must.
-        period: of the layers without a window.
-        first: these begin with the first layer, not with the ``period``-th.
-    """
-    settings, name = header.settings, "attention.sliding_window_pattern"
-    window, pattern = settings.integer("attention.sliding_window", default), settings.get(name)
-    if isinstance(pattern, (list, tuple, np.ndarray)):
-        windowed = list(map(bool, settings.by_layer(name)))
-    else:
-        period = settings.integer(name, period)
-        windowed = [period == 0 or (layer + (not first)) % period != 0 for layer in range(header.layers)]
-    if len(windowed) not in (header.layers, settings.integer("block_count")):
-        raise damaged(f"{settings.key(name)} of this GGUF file has {len(windowed)} entries for {header.layers} layers")
-    if not window:
-        return {"layer_types": ["full_attention"] * header.layers}
-    types = ["sliding_attention" if each else "full_attention" for each in windowed[: header.layers]]
-    return {"sliding_window": window, "layer_types": types}
-
-
-def qwen2_moe(header: Header) -> dict[str, Any]:
-    """A mixture with a shared expert behind a gate."""
-    settings = header.settings
-    return {
-        **experts(header, "num_experts"),
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
-        "norm_topk_prob": False,  # llama.cpp never does it
-        "qkv_bias": header.has_qkv_bias,
-    }
-
-
-def require_sigmoids(header: Header) -> None:
-    """Refuses a router with a softmax."""
-    if not has_sigmoids(header.settings):
-        raise refused("the router of this GGUF file has a softmax, not the sigmoids of its family")

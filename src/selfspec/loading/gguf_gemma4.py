@@ -6,7 +6,8 @@ values of earlier ones, and all read a second embedding of the tokens.
 
 from typing import Any
 
-from selfspec.loading.gguf_family import GgufFamily, Header, experts
+from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header
+from selfspec.loading.gguf_readers import expert_width, experts, reads
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 
@@ -79,43 +80,13 @@ def _read_second_embedding(header: Header) -> dict[str, int]:
 def _read_experts(header: Header) -> dict[str, Any]:
     if not header.settings.integer("expert_count", 0):
         return {"enable_moe_block": False}
-    values = experts(header)
-    return {
-        "enable_moe_block": True,
-        "num_experts": values["num_local_experts"],
-        "top_k_experts": values["num_experts_per_tok"],
-        "moe_intermediate_size": header.settings.integer("expert_feed_forward_length"),
-    }
+    return reads(experts("num_experts", "top_k_experts"), expert_width, enable_moe_block=True)(header)
 
-
-_NORMS = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
-    "post_feedforward_layernorm_1": "post_ffw_norm_1",
-    "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    "post_per_layer_input_norm": "post_norm",
-    "model.per_layer_projection_norm": "per_layer_proj_norm",
-}
-_MODULES = {
-    **_NORMS,
-    "layer_scalar": "layer_output_scale",
-    "router.proj": "ffn_gate_inp",
-    "router.scale": "ffn_gate_inp.scale",
-    "router.per_expert_scale": "ffn_down_exps.scale",
-    "experts.gate_up_proj": "ffn_gate_up_exps",
-    "experts.down_proj": "ffn_down_exps",
-    "model.embed_tokens_per_layer": "per_layer_token_embd",
-    "model.per_layer_model_projection": "per_layer_model_proj",
-    "per_layer_input_gate": "inp_gate",
-    "per_layer_projection": "proj",
-}
 
 GEMMA4 = GgufFamily(
     "gemma4_text",
     _gemma4,
-    modules=_MODULES,
+    modules=NORM_AFTER_ATTENTION,
     rope_by_layer_type=True,
     local_base=10000.0,
     varies=True,

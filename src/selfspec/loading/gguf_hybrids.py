@@ -5,30 +5,32 @@ from typing import Any
 
 import numpy as np
 
-from selfspec.loading.gguf_deepseek import read_mixture
-from selfspec.loading.gguf_family import (
-    FEED_FORWARD,
+from selfspec.loading.gguf_deepseek import read_mixture, require_sigmoids, sigmoids_if_said
+from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header, Rows
+from selfspec.loading.gguf_readers import (
     MOST_EXPERTS,
-    GgufFamily,
-    Header,
-    Rows,
+    Reader,
     biases,
     biases_and_mlp,
+    expert_width,
     experts,
+    has,
+    integers,
     multipliers,
-    pass_over_sections,
+    passes_over,
+    picture_positions,
     qwen2_moe,
-    require_sigmoids,
+    reads,
 )
-from selfspec.loading.gguf_settings import Settings, damaged, refused
+from selfspec.loading.gguf_settings import damaged, refused
 
 _PERIOD = 4
 """Every fourth layer has full attention where a file does not say which."""
 
 
-def _read_delta_nets(settings: Settings, layers: int) -> dict[str, Any]:
+def _read_delta_nets(header: Header) -> dict[str, Any]:
     """The layers with gated delta nets, and the sizes of these."""
-    name = "attention.recurrent_layers"
+    settings, layers, name = header.settings, header.layers, "attention.recurrent_layers"
     period = settings.integer("full_attention_interval", _PERIOD) or 1
     recurrent = [bool((layer + 1) % period) for layer in range(layers)]
     if name in settings:
@@ -50,32 +52,32 @@ def _read_delta_nets(settings: Settings, layers: int) -> dict[str, Any]:
     }
 
 
-def _read_kinds(settings: Settings, layers: int, other: str = "linear_attention") -> list[str]:
+def _read_kinds(header: Header, other: str = "linear_attention") -> dict[str, list[str]]:
     """The kinds of layers; those without heads of keys and values are of the other one."""
-    groups = settings.by_layer("attention.head_count_kv")
-    if len(groups) != layers:
-        raise damaged(f"this GGUF file gives heads of keys for {len(groups)} of {layers} layers")
-    return ["full_attention" if each else other for each in groups]
+    groups = header.settings.by_layer("attention.head_count_kv")
+    if len(groups) != header.layers:
+        raise damaged(f"this GGUF file gives heads of keys for {len(groups)} of {header.layers} layers")
+    return {"layer_types": ["full_attention" if each else other for each in groups]}
 
 
-def _read_convolutions(settings: Settings, layers: int) -> dict[str, Any]:
-    """The layers with short convolutions, and their length."""
-    return {
-        "layer_types": _read_kinds(settings, layers, "conv"),
-        "conv_L_cache": settings.integer("shortconv.l_cache"),
-        "conv_bias": False,
-    }
+def _mamba2_sizes(*names: str) -> Reader:
+    """Of Mamba-2, by ``names``, its heads, their size, groups, states and the convolution's rows."""
+
+    def read(header: Header) -> dict[str, Any]:
+        inner, heads, groups, states, kernel = (
+            header.settings.integer(f"ssm.{name}")
+            for name in ("inner_size", "time_step_rank", "group_count", "state_size", "conv_kernel")
+        )
+        if not heads or not groups or inner % heads or inner % groups:
+            raise damaged(f"this GGUF file has states of the sizes {inner} in all, {heads} heads and {groups} groups")
+        return dict(zip(names, (heads, inner // heads, groups, states, kernel), strict=True))
+
+    return read
 
 
-def _read_mamba2(settings: Settings, names: tuple[str, ...]) -> tuple[int, dict[str, int]]:
-    """The inner width of Mamba-2, and by ``names`` its heads, their size, groups, states and the convolution's rows."""
-    inner, heads, groups, states, kernel = (
-        settings.integer(f"ssm.{name}")
-        for name in ("inner_size", "time_step_rank", "group_count", "state_size", "conv_kernel")
-    )
-    if not heads or not groups or inner % heads or inner % groups:
-        raise damaged(f"this GGUF file has states of the sizes {inner} in all, {heads} heads and {groups} groups")
-    return inner, dict(zip(names, (heads, inner // heads, groups, states, kernel), strict=True))
+def _expansion(name: str) -> Reader:
+    """How many times the model's width the inner one is, by what a config calls that."""
+    return lambda header: {name: header.settings.integer("ssm.inner_size") // header.hidden}
 
 
 def _order_joined(config: Any) -> Mapping[str, Rows]:
@@ -117,104 +119,24 @@ def _values_of_key(config: Any) -> int:
     return int(config.linear_num_value_heads // config.linear_num_key_heads)
 
 
-def _qwen3_next(header: Header) -> dict[str, Any]:
-    return {
-        **_read_delta_nets(header.settings, header.layers),
-        **qwen2_moe(header),
-        "norm_topk_prob": True,  # llama.cpp does it always
-        "mlp_only_layers": [],
-    }
-
-
-def _qwen35(header: Header) -> dict[str, Any]:
-    pass_over_sections(header)
-    return _read_delta_nets(header.settings, header.layers)
-
-
-def _qwen35_moe(header: Header) -> dict[str, Any]:
-    return {**_qwen35(header), **qwen2_moe(header)}
-
-
-def _lfm2(header: Header) -> dict[str, Any]:
-    return {**_read_convolutions(header.settings, header.layers), "block_auto_adjust_ff_dim": False}
-
-
-def _lfm2_moe(header: Header) -> dict[str, Any]:
-    require_sigmoids(header)
+def _nemotron_kinds(header: Header) -> dict[str, Any]:
     settings = header.settings
-    return {
-        **_read_convolutions(settings, header.layers),
-        **experts(header, "num_experts"),
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        "num_dense_layers": settings.integer("leading_dense_block_count", 0),
-        "norm_topk_prob": True,  # llama.cpp does it always
-        "use_expert_bias": True,
-    }
-
-
-def _falcon_h1(header: Header) -> dict[str, Any]:
-    # Files have the multipliers of its config in the weights.
-    inner, sizes = _read_mamba2(header.settings, _FALCON_SIZES)
-    return {
-        **biases_and_mlp(header),
-        **sizes,
-        "mamba_d_ssm": inner,
-        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
-        "mamba_proj_bias": header.has("ssm_in.bias"),
-        "projectors_bias": header.has("ssm_out.bias"),
-        "mamba_rms_norm": header.has("ssm_norm.weight"),
-        "mamba_norm_before_gate": False,
-    }
-
-
-def _nemotron_h(header: Header) -> dict[str, Any]:
-    settings, (_, sizes) = header.settings, _read_mamba2(header.settings, _NEMOTRON_SIZES)
-    for name in ("attention.layer_norm_epsilon", "rope.dimension_count", "rope.freq_base"):
-        settings.get(name)  # the same as that of root mean squares, and a rope that the family does not have
     groups, widths = (settings.by_layer(name) for name in ("attention.head_count_kv", "feed_forward_length"))
     if not len(groups) == len(widths) == header.layers:
         raise damaged(f"this GGUF file has kinds of {len(groups)} and {len(widths)} layers of {header.layers}")
-    mixture = "expert_count" in settings
-    mlp = "moe" if mixture else "mlp"
+    mlp = "moe" if "expert_count" in settings else "mlp"
     kinds = [
         "full_attention" if heads else mlp if width else "linear_attention"
         for heads, width in zip(groups, widths, strict=True)
     ]
-    values = {
-        "layers_block_type": kinds,
-        **sizes,
-        "use_conv_bias": header.has("ssm_conv1d.bias"),
-    }
-    if mixture:
-        if "expert_gating_func" in settings:
-            require_sigmoids(header)
-        values |= {**experts(header, "n_routed_experts"), **read_mixture(settings)}
-        values["moe_shared_expert_intermediate_size"] = settings.integer("expert_shared_feed_forward_length")
-    return values
+    return {"layers_block_type": kinds}
 
 
-def _mamba(header: Header) -> dict[str, Any]:
-    settings, inner = header.settings, header.settings.integer("ssm.inner_size")
-    settings.get("ssm.dt_b_c_rms")
-    return {
-        "state_size": settings.integer("ssm.state_size"),
-        "conv_kernel": settings.integer("ssm.conv_kernel"),
-        "time_step_rank": settings.integer("ssm.time_step_rank"),
-        "intermediate_size": inner,
-        "expand": inner // header.hidden,
-        "use_bias": header.has("ssm_in.bias"),
-        "use_conv_bias": header.has("ssm_conv1d.bias"),
-    }
-
-
-def _mamba2(header: Header) -> dict[str, Any]:
-    inner, sizes = _read_mamba2(header.settings, _MAMBA2_SIZES)
-    return {
-        **sizes,
-        "expand": inner // header.hidden,
-        "use_bias": header.has("ssm_in.bias"),
-        "use_conv_bias": header.has("ssm_conv1d.bias"),
-    }
+def _nemotron_experts(header: Header) -> dict[str, Any]:
+    if "expert_count" not in header.settings:
+        return {}
+    shared = integers(moe_shared_expert_intermediate_size="expert_shared_feed_forward_length")
+    return reads(sigmoids_if_said, experts("n_routed_experts"), read_mixture, shared)(header)
 
 
 def _read_period(chosen: list[bool], name: str) -> dict[str, int]:
@@ -226,151 +148,121 @@ def _read_period(chosen: list[bool], name: str) -> dict[str, int]:
     return {f"{name}_layer_period": period, f"{name}_layer_offset": offset}
 
 
-def _jamba(header: Header) -> dict[str, Any]:
-    settings, sparse = header.settings, header.layers_with("ffn_gate_inp.weight")
-    return {
-        **_read_period([kind == "full_attention" for kind in _read_kinds(settings, header.layers)], "attn"),
-        **(_read_period(sparse, "expert") if any(sparse) else {}),
-        **experts(header, "num_experts"),
-        "mamba_d_state": settings.integer("ssm.state_size"),
-        "mamba_d_conv": settings.integer("ssm.conv_kernel"),
-        "mamba_dt_rank": settings.integer("ssm.time_step_rank"),
-        "mamba_expand": settings.integer("ssm.inner_size") // header.hidden,
-        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
-        "mamba_proj_bias": header.has("ssm_in.bias"),
-    }
+def _jamba_layers(header: Header) -> dict[str, Any]:
+    sparse = header.layers_with("ffn_gate_inp.weight")
+    whole = [kind == "full_attention" for kind in _read_kinds(header)["layer_types"]]
+    return {**_read_period(whole, "attn"), **(_read_period(sparse, "expert") if any(sparse) else {})}
 
 
 def _granite_hybrid(header: Header) -> dict[str, Any]:
-    settings, (inner, sizes) = header.settings, _read_mamba2(header.settings, _FALCON_SIZES)
+    settings = header.settings
     if settings.get("rope.scaling.finetuned") is not False:
         raise refused("this GGUF file is of a Granite hybrid with a rope (Bamba), not supported")
     has_experts = settings.integer("expert_count", 0, most=MOST_EXPERTS) > 0
     shared = settings.integer("expert_shared_feed_forward_length", 0)
     return {
-        **biases(header),
-        **multipliers(header),
-        **(experts(header) if has_experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
-        **sizes,
-        "mamba_expand": inner // header.hidden,
-        "mamba_conv_bias": header.has("ssm_conv1d.bias"),
-        "mamba_proj_bias": header.has("ssm_in.bias"),
+        **(experts()(header) if has_experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
         "shared_intermediate_size": shared or settings.integer("feed_forward_length"),
-        "layer_types": _read_kinds(settings, header.layers),
     }
 
 
+_qwen3_next = reads(
+    _read_delta_nets,
+    qwen2_moe,
+    lambda _: {"mlp_only_layers": []},
+    norm_topk_prob=True,  # llama.cpp does it always
+)
+_qwen35 = reads(picture_positions, _read_delta_nets)
+_convolutions = reads(
+    lambda header: _read_kinds(header, "conv"), integers(conv_L_cache="shortconv.l_cache"), conv_bias=False
+)
+_lfm2_moe = reads(
+    require_sigmoids,
+    _convolutions,
+    experts("num_experts"),
+    expert_width,
+    integers(0, num_dense_layers="leading_dense_block_count"),
+    norm_topk_prob=True,  # llama.cpp does it always
+    use_expert_bias=True,
+)
+_own_biases = has(mamba_conv_bias="ssm_conv1d.bias", mamba_proj_bias="ssm_in.bias")
+_whole_biases = has(use_bias="ssm_in.bias", use_conv_bias="ssm_conv1d.bias")
+_own_sizes = _mamba2_sizes("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+_falcon_h1 = reads(  # whose files have the multipliers of its config in the weights
+    biases_and_mlp,
+    _own_sizes,
+    integers(mamba_d_ssm="ssm.inner_size"),
+    _own_biases,
+    has(projectors_bias="ssm_out.bias", mamba_rms_norm="ssm_norm.weight"),
+    mamba_norm_before_gate=False,
+)
+_granite = reads(biases, multipliers, _granite_hybrid, _own_sizes, _expansion("mamba_expand"), _own_biases, _read_kinds)
+_nemotron_h = reads(
+    # The first is the same as that of root mean squares; the family has no rope.
+    passes_over("attention.layer_norm_epsilon", "rope.dimension_count", "rope.freq_base"),
+    _mamba2_sizes("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
+    _nemotron_kinds,
+    has(use_conv_bias="ssm_conv1d.bias"),
+    _nemotron_experts,
+)
+_mamba = reads(
+    passes_over("ssm.dt_b_c_rms"),
+    integers(
+        state_size="ssm.state_size",
+        conv_kernel="ssm.conv_kernel",
+        time_step_rank="ssm.time_step_rank",
+        intermediate_size="ssm.inner_size",
+    ),
+    _expansion("expand"),
+    _whole_biases,
+)
+_mamba2 = reads(
+    _mamba2_sizes("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"),
+    _expansion("expand"),
+    _whole_biases,
+)
+_jamba = reads(
+    _jamba_layers,
+    experts("num_experts"),
+    integers(mamba_d_state="ssm.state_size", mamba_d_conv="ssm.conv_kernel", mamba_dt_rank="ssm.time_step_rank"),
+    _expansion("mamba_expand"),
+    _own_biases,
+)
+
 _DELTA_NETS: dict[str, Any] = {
-    "modules": {"post_attention_layernorm": "post_attention_norm"},
+    "modules": NORM_AFTER_ATTENTION,
     "norms_plus_one": True,
     "partial_rope": True,
 }
-_CONVOLUTIONS = {
-    "model.embedding_norm": "token_embd_norm",
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "conv.conv": "shortconv.conv",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.gate": "ffn_gate_inp",
-    "feed_forward.expert": "exp_probs_b",
-    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
-    "feed_forward.experts.down_proj": "ffn_down_exps",
-}
-_MAMBA2 = {
-    "in_proj": "ssm_in",
-    "conv1d": "ssm_conv1d",
-    "dt": "ssm_dt",
-    "A_log": "ssm_a",
-    "D": "ssm_d",
-    "norm": "ssm_norm",
-    "out_proj": "ssm_out",
-}
-_OF_MAMBA2 = {f"mamba.{name}": tensor for name, tensor in _MAMBA2.items()}
-_FALCON_SIZES = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-_FALCON_H1 = {
-    **FEED_FORWARD,
-    **_OF_MAMBA2,
-    "pre_ff_layernorm": "ffn_norm",
-    "model.final_layernorm": "output_norm",
-}
-_NEMOTRON_SIZES = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
-_MAMBA2_SIZES = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
-_MAMBA = {
-    **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
-    "mixer.x_proj": "ssm_x",
-    "mixer.dt_proj": "ssm_dt",
-    "norm": "attn_norm",
-    "backbone.embeddings": "token_embd",
-    "backbone.norm_f": "output_norm",
-}
-_JAMBA = {
-    **FEED_FORWARD,
-    **_OF_MAMBA2,
-    **{f"mamba.{name}_layernorm": f"ssm_{name}_norm" for name in ("dt", "b", "c")},
-    "mamba.x_proj": "ssm_x",
-    "mamba.dt_proj": "ssm_dt",
-    "pre_ff_layernorm": "ffn_norm",
-    "model.final_layernorm": "output_norm",
-}
+_BY_VALUES = {**_DELTA_NETS, "order_outputs": _order_values, "order_inputs": _order_value_inputs}
 _RECURRENT: dict[str, Any] = {
     "norm": "layer_norm_epsilon",
-    "modules": _MAMBA,
     "whole": frozenset({"dt_proj", "embeddings", "lm_head"}),
     "attends": False,
     "rotates": False,
 }
-_NEMOTRON_H = {
-    **{f"mixer.{name}": tensor for name, tensor in _MAMBA2.items()},
-    **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
-    "mixer.o_proj": "attn_output",
-    "mixer.up_proj": "ffn_up",
-    "mixer.down_proj": "ffn_down",
-    "mixer.gate": "ffn_gate_inp",
-    "mixer.gate.e_score_correction": "exp_probs_b",
-    "mixer.experts.up_proj": "ffn_up_exps",
-    "mixer.experts.down_proj": "ffn_down_exps",
-    "mixer.shared_experts.up_proj": "ffn_up_shexp",
-    "mixer.shared_experts.down_proj": "ffn_down_shexp",
-    "norm": "attn_norm",
-    "model.embeddings": "token_embd",
-    "model.norm_f": "output_norm",
-}
 
 FALCON_MAMBA = GgufFamily("falcon_mamba", _mamba, **_RECURRENT)
 
+_NEMOTRON_H = GgufFamily(
+    "nemotron_h",
+    _nemotron_h,
+    norm="layer_norm_epsilon",
+    whole=frozenset({"experts"}),
+    rotates=False,
+    varies=True,
+)
 HYBRIDS = {
     "mamba": GgufFamily("mamba", _mamba, **_RECURRENT),
     "mamba2": GgufFamily("mamba2", _mamba2, **_RECURRENT),
-    "jamba": GgufFamily("jamba", _jamba, modules=_JAMBA, whole=frozenset({"dt_proj"}), rotates=False, varies=True),
-    "granitehybrid": GgufFamily("granitemoehybrid", _granite_hybrid, modules=_OF_MAMBA2, interleaved=True, varies=True),
+    "jamba": GgufFamily("jamba", _jamba, whole=frozenset({"dt_proj"}), rotates=False, varies=True),
+    "granitehybrid": GgufFamily("granitemoehybrid", _granite, interleaved=True, varies=True),
     "qwen3next": GgufFamily("qwen3_next", _qwen3_next, order_outputs=_order_joined, **_DELTA_NETS),
-    "qwen35": GgufFamily(
-        "qwen3_5_text", _qwen35, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS
-    ),
-    "qwen35moe": GgufFamily(
-        "qwen3_5_moe_text", _qwen35_moe, order_outputs=_order_values, order_inputs=_order_value_inputs, **_DELTA_NETS
-    ),
-    "lfm2": GgufFamily("lfm2", _lfm2, norm="norm_eps", modules=_CONVOLUTIONS, varies=True),
-    "lfm2moe": GgufFamily("lfm2_moe", _lfm2_moe, norm="norm_eps", modules=_CONVOLUTIONS, varies=True),
-    "falcon-h1": GgufFamily("falcon_h1", _falcon_h1, modules=_FALCON_H1),
-    **dict.fromkeys(
-        ("nemotron_h", "nemotron_h_moe"),
-        GgufFamily(
-            "nemotron_h",
-            _nemotron_h,
-            norm="layer_norm_epsilon",
-            modules=_NEMOTRON_H,
-            whole=frozenset({"experts"}),
-            rotates=False,
-            varies=True,
-        ),
-    ),
+    "qwen35": GgufFamily("qwen3_5_text", _qwen35, **_BY_VALUES),
+    "qwen35moe": GgufFamily("qwen3_5_moe_text", reads(_qwen35, qwen2_moe), **_BY_VALUES),
+    "lfm2": GgufFamily("lfm2", reads(_convolutions, block_auto_adjust_ff_dim=False), norm="norm_eps", varies=True),
+    "lfm2moe": GgufFamily("lfm2_moe", _lfm2_moe, norm="norm_eps", varies=True),
+    "falcon-h1": GgufFamily("falcon_h1", _falcon_h1),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
 }
 """Families with recurrent states, by ``general.architecture``."""

@@ -2,13 +2,16 @@
 
 from typing import Any
 
-from selfspec.loading.gguf_deepseek import has_sigmoids, read_groups, read_mixture
-from selfspec.loading.gguf_family import (
-    GgufFamily,
-    Header,
+from selfspec.loading.gguf_deepseek import has_sigmoids, read_groups, read_mixture, require_sigmoids, sigmoids_if_said
+from selfspec.loading.gguf_family import GgufFamily, Header
+from selfspec.loading.gguf_readers import (
     biases,
+    expert_width,
     experts,
-    require_sigmoids,
+    integers,
+    reads,
+    sparse_after_dense,
+    sparse_by_router,
     windows,
 )
 from selfspec.loading.gguf_settings import Settings, refused
@@ -28,8 +31,7 @@ def has_rms(settings: Settings) -> bool:
 
 def _cohere2_moe(header: Header) -> dict[str, Any]:
     settings = header.settings
-    size, dense = settings.integer("expert_feed_forward_length"), settings.integer("leading_dense_block_count")
-    shared = settings.integer("expert_shared_count", 0)
+    size, shared = settings.integer("expert_feed_forward_length"), settings.integer("expert_shared_count", 0)
     if (together := settings.integer("expert_shared_feed_forward_length", shared * size)) != shared * size:
         raise refused(f"this GGUF file has experts of {size} and {shared} shared ones of {together} together")
     sigmoids, normed = not settings.get("expert_gating_func") or has_sigmoids(settings), "expert_weights_norm"
@@ -37,8 +39,9 @@ def _cohere2_moe(header: Header) -> dict[str, Any]:
     if not sigmoids and not norms:
         raise refused(f"this GGUF file has a softmax without {settings.key(normed)}, which transformers always does")
     return {
-        **experts(header, "num_experts"),
-        **windows(header, default=None, period=_PERIOD, first=True),
+        **experts("num_experts")(header),
+        **windows(default=None, period=_PERIOD, first=True)(header),
+        **sparse_after_dense(header),
         "num_shared_experts": shared,
         "shared_expert_combination_strategy": "average",  # llama.cpp has no other
         "expert_selection_fn": "sigmoid" if sigmoids else "softmax",
@@ -46,7 +49,6 @@ def _cohere2_moe(header: Header) -> dict[str, Any]:
         "intermediate_size": size,
         "prefix_dense_intermediate_size": settings.integer("feed_forward_length", 0) or None,
         "prefix_dense_sliding_window_pattern": 1,  # all dense layers have a rope
-        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(header.layers)],
         "logit_scale": settings.number("logit_scale", 0.0) or 1.0,
         "layer_norm_eps": settings.number("attention.layer_norm_epsilon", _EPSILON),
         "rms_norm_eps": settings.number(_RMS, 0.0) or None,
@@ -60,9 +62,7 @@ COHERE2_MOE_RMS = GgufFamily("cohere2_moe", _cohere2_moe)
 def _mimo(header: Header) -> dict[str, Any]:
     settings = header.settings
     settings.by_layer("attention.sliding_window_pattern")  # without which it is not known
-    layers = windows(header, default=None, period=_PERIOD)
-    if "expert_gating_func" in settings:
-        require_sigmoids(header)
+    layers = windows(default=None, period=_PERIOD)(header)
     name, kinds = "attention.head_count_kv", layers["layer_types"]
     groups = settings.by_layer(name)[: header.layers]
     full = min(groups, default=0)
@@ -72,16 +72,13 @@ def _mimo(header: Header) -> dict[str, Any]:
             "window"
         )
     return {
-        **experts(header, "n_routed_experts"),
+        **reads(sigmoids_if_said, experts("n_routed_experts"), expert_width, read_groups, sparse_by_router)(header),
         **layers,
         "num_key_value_heads": full,
         "v_head_dim": settings.integer("attention.value_length", header.head_dim),
         "attention_value_scale": settings.number("attention.value_scale", 0.0) or 1.0,
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        **read_groups(settings),
         "norm_topk_prob": True,  # llama.cpp does it always
         "routed_scaling_factor": 1.0,  # and has no other
-        "mlp_layer_types": ["sparse" if each else "dense" for each in header.layers_with("ffn_gate_inp.weight")],
     }
 
 
@@ -92,16 +89,14 @@ def _unscaled(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bailing2(header: Header) -> dict[str, Any]:
-    require_sigmoids(header)
-    settings, values = header.settings, read_mixture(header.settings)
+    settings, values = header.settings, read_mixture(header)
     size, shared = values["moe_intermediate_size"], values["n_shared_experts"]
     if shared > 1 or settings.integer("expert_shared_feed_forward_length", size) not in (0, size):
         raise refused(f"this GGUF file has {shared} shared experts, or one of another width than {size}, not supported")
-    return {**biases(header), **experts(header, "n_routed_experts"), **values, "use_qk_norm": True}
+    return {**values, "use_qk_norm": True}
 
 
 def _laguna(header: Header) -> dict[str, Any]:
-    require_sigmoids(header)
     settings, size = header.settings, header.head_dim
     name, normed = "attention.head_count", "expert_weights_norm"
     heads = [header.heads] * header.layers if isinstance(settings.get(name), int) else settings.by_layer(name)
@@ -114,23 +109,22 @@ def _laguna(header: Header) -> dict[str, Any]:
         )
     if not settings.get(normed):
         raise refused(f"this GGUF file does not have {settings.key(normed)}, which transformers always does")
-    dense = settings.integer("leading_dense_block_count")
+    shared_width = integers(shared_expert_intermediate_size="expert_shared_feed_forward_length")
     return {
         "sliding_window": 0,
-        **experts(header, "num_experts"),
-        **windows(header, default=0, period=_PERIOD, first=True),
+        **reads(require_sigmoids, experts("num_experts"), expert_width, shared_width, sparse_after_dense)(header),
+        **windows(default=0, period=_PERIOD, first=True)(header),
         "num_attention_heads": heads[0],
         "num_attention_heads_per_layer": heads,
         "gating": True if gate.shape[0] == heads[0] else "per-element",
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": settings.integer("expert_shared_feed_forward_length"),
         "moe_routed_scaling_factor": settings.number("expert_weights_scale", 0.0) or 1.0,
-        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(header.layers)],
     }
 
 
 MIXTURES = {
-    "bailingmoe2": GgufFamily("sarvam_moe", _bailing2, partial_rope=True),
+    "bailingmoe2": GgufFamily(
+        "sarvam_moe", reads(require_sigmoids, biases, experts("n_routed_experts"), _bailing2), partial_rope=True
+    ),
     "cohere2moe": GgufFamily("cohere2_moe", _cohere2_moe, norm="layer_norm_eps", rms=False),
     "mimo2": GgufFamily(
         "mimo_v2_flash",
@@ -142,13 +136,6 @@ MIXTURES = {
         varies=True,
         own_heads=True,
     ),
-    "laguna": GgufFamily(
-        "laguna",
-        _laguna,
-        modules={"self_attn.g_proj": "attn_gate"},
-        partial_rope=True,
-        rope_by_layer_type=True,
-        own_heads=True,
-    ),
+    "laguna": GgufFamily("laguna", _laguna, partial_rope=True, rope_by_layer_type=True, own_heads=True),
 }
 """By ``general.architecture``."""

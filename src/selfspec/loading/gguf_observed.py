@@ -5,19 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from selfspec.loading.gguf_family import (
-    FEED_FORWARD,
-    GgufFamily,
-    Header,
-    Rows,
+from selfspec.loading.gguf_deepseek import latent_ranks, sigmoids_if_said
+from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header, Rows
+from selfspec.loading.gguf_gemma4 import GEMMA4
+from selfspec.loading.gguf_readers import (
     biases,
     biases_and_mlp,
+    expert_width,
     experts,
-    require_sigmoids,
+    has,
+    integers,
+    numbers,
+    passes_over,
+    reads,
     windows,
 )
-from selfspec.loading.gguf_file import XIELU
-from selfspec.loading.gguf_gemma4 import GEMMA4
 from selfspec.loading.gguf_settings import Settings, refused
 
 _ALIBI = 8.0
@@ -44,21 +46,14 @@ def _order_heads(config: Any) -> Mapping[str, Rows]:
     return {"attn_qkv": np.concatenate([part.reshape(groups, -1) for part in parts], 1).flatten()}
 
 
-def _gpt2(header: Header) -> dict[str, Any]:
-    return {"n_inner": header.settings.integer("feed_forward_length")}
-
-
-def _starcoder(header: Header) -> dict[str, Any]:
+def _one_group(header: Header) -> dict[str, Any]:
     if header.groups != 1:
         raise refused(f"this GGUF file has {header.groups} heads of keys, of which transformers' family has one")
-    return {**_gpt2(header), "multi_query": True}
+    return {"multi_query": True}
 
 
-def _gpt_neox(header: Header) -> dict[str, Any]:
-    return {
-        "attention_bias": header.has_qkv_bias,
-        "use_parallel_residual": header.settings.get("use_parallel_residual") is not False,
-    }
+def _parallel_unless_said(header: Header) -> dict[str, Any]:
+    return {"use_parallel_residual": header.settings.get("use_parallel_residual") is not False}
 
 
 def _mpt(header: Header) -> dict[str, Any]:
@@ -85,97 +80,41 @@ def _falcon(header: Header) -> dict[str, Any]:
     }
 
 
-def _cohere(header: Header) -> dict[str, Any]:
-    return {
-        **biases(header),
-        "logit_scale": header.settings.number("logit_scale"),
-        "use_qk_norm": header.has("attn_q_norm.weight"),
-    }
-
-
-def _cohere2(header: Header) -> dict[str, Any]:
-    return {
-        **biases(header),
-        **windows(header, default=0, period=4),
-        "logit_scale": header.settings.number("logit_scale"),
-    }
-
-
-def _olmo(header: Header) -> dict[str, Any]:
+def _known_epsilon(header: Header) -> dict[str, Any]:
     settings = header.settings
     if (epsilon := settings.number("attention.layer_norm_epsilon")) != _EPSILON:
         raise refused(f"this GGUF file has norms that add {epsilon:g}, but those of its family add {_EPSILON:g}")
-    return {**biases(header), "clip_qkv": settings.number("attention.clamp_kqv", 0.0) or None}
+    return {}
 
 
-def _llama4(header: Header) -> dict[str, Any]:
-    settings, values = header.settings, experts(header)
+def _norms_of_heads(header: Header) -> dict[str, Any]:
+    settings, values = header.settings, experts()(header)
     if "attention.sliding_window" in settings:
         raise refused(f"this GGUF file has {settings.key('attention.sliding_window')}, which no Llama 4 model has")
-    return {
-        **biases(header),
-        **values,
-        "intermediate_size": settings.integer("expert_feed_forward_length"),
-        "intermediate_size_mlp": settings.integer("feed_forward_length"),
-        "interleave_moe_layer_step": settings.integer("interleave_moe_layer_step"),
-        "attention_chunk_size": _CHUNK,
-        "use_qk_norm": values["num_local_experts"] != _MAVERICK,
-    }
+    return {**values, "use_qk_norm": values["num_local_experts"] != _MAVERICK}
 
 
-def _phimoe(header: Header) -> dict[str, Any]:
+def _known_rope(header: Header) -> dict[str, Any]:
     if "rope_factors_long.weight" in header.tensors:
         raise refused("this GGUF file scales its rope as 'longrope', by factors of Phi-MoE that files do not hold")
-    header.settings.get("rope.scaling.original_context_length")
-    return {
-        **biases(header),
-        **experts(header),
-        "lm_head_bias": "output.bias" in header.tensors,
-        "sliding_window": header.settings.integer("attention.sliding_window", 0) or None,
-    }
+    return {"lm_head_bias": "output.bias" in header.tensors}
 
 
-def _hunyuan_moe(header: Header) -> dict[str, Any]:
-    settings, values = header.settings, experts(header)
+def _one_width(header: Header) -> dict[str, Any]:
+    settings = header.settings
     names = ("feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length")
     widths = {settings.integer(name) for name in names}
     if len(widths) > 1 or settings.integer("expert_shared_count", 1) != 1:
         raise refused(f"this GGUF file has shared experts, or experts of the widths {sorted(widths)}, not supported")
-    return {
-        **biases(header),
-        "num_experts": values["num_local_experts"],
-        "moe_topk": values["num_experts_per_tok"],
-    }
+    return {}
 
 
-def _minicpm3(header: Header) -> dict[str, Any]:
-    # What embeddings, residuals and logits are multiplied by is that of the one model there is, as in llama.cpp.
-    settings, turned = header.settings, header.head_dim
+def _latent_sizes(header: Header) -> dict[str, Any]:
+    turned = header.head_dim
     return {
-        **biases_and_mlp(header),
-        "q_lora_rank": settings.integer("attention.q_lora_rank", 0) or None,
-        "kv_lora_rank": settings.integer("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": settings.integer("attention.key_length") - turned,
+        "qk_nope_head_dim": header.settings.integer("attention.key_length") - turned,
         "v_head_dim": header.hidden // header.heads,
-        "scale_emb": 12.0,
-    }
-
-
-def _afmoe(header: Header) -> dict[str, Any]:
-    settings = header.settings
-    if "expert_gating_func" in settings:
-        require_sigmoids(header)
-    return {
-        **biases(header),
-        **experts(header, "num_experts"),
-        **windows(header, default=0, period=_AFMOE_PERIOD),
-        "num_shared_experts": settings.integer("expert_shared_count"),
-        "moe_intermediate_size": settings.integer("expert_feed_forward_length"),
-        "num_dense_layers": settings.integer("leading_dense_block_count", 0),
-        "route_scale": settings.number("expert_weights_scale", 0.0) or 1.0,
-        "global_attn_every_n_layers": _AFMOE_PERIOD,
-        "mup_enabled": True,  # llama.cpp has no other
     }
 
 
@@ -191,109 +130,67 @@ def _scale_queries(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_GPT2 = {
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-}
-_DENSE = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
-_BLOOM = {
-    **_DENSE,
-    "transformer.word_embeddings": "token_embd",
-    "transformer.word_embeddings_layernorm": "token_embd_norm",
-    "transformer.ln_f": "output_norm",
-    "self_attention.query_key_value": "attn_qkv",
-    "self_attention.dense": "attn_output",
-}
-_GPT_NEOX = {
-    **_DENSE,
-    "gpt_neox.embed_in": "token_embd",
-    "gpt_neox.final_layer_norm": "output_norm",
-    "attention.query_key_value": "attn_qkv",
-    "attention.dense": "attn_output",
-}
-_MPT = {
-    "transformer.wte": "token_embd",
-    "transformer.norm_f": "output_norm",
-    "norm_1": "attn_norm",
-    "norm_2": "ffn_norm",
-    "attn.Wqkv": "attn_qkv",
-    "attn.out_proj": "attn_output",
-    "ffn.up_proj": "ffn_up",
-    "ffn.down_proj": "ffn_down",
-}
-_PHI = {
-    "model.final_layernorm": "output_norm",
-    "self_attn.dense": "attn_output",
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
-}
-_LLAMA4 = {
-    **FEED_FORWARD,
-    **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
-}
-_HUNYUAN = {
-    "mlp.gate.wg": "ffn_gate_inp",
-    **{f"mlp.shared_mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
-}
-_AFMOE = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_mlp_layernorm": "ffn_norm",
-    "post_mlp_layernorm": "post_ffw_norm",
-    "self_attn.gate_proj": "attn_gate",
-    "mlp.router.gate": "ffn_gate_inp",
-    "mlp.expert": "exp_probs_b",
-}
-_APERTUS = {
-    "attention_layernorm": "attn_norm",
-    "feedforward_layernorm": "ffn_norm",
-    **{f"mlp.act_fn.{name}": f"xielu.{name}" for name in XIELU},
-}
+_width = integers(n_inner="feed_forward_length")
+_logit_scale = numbers(logit_scale="logit_scale")
+_cohere = reads(biases, _logit_scale, has(use_qk_norm="attn_q_norm.weight"))
+_olmo = reads(_known_epsilon, biases, numbers(0.0, None, clip_qkv="attention.clamp_kqv"))
+_llama4 = reads(
+    biases,
+    _norms_of_heads,
+    integers(
+        intermediate_size="expert_feed_forward_length",
+        intermediate_size_mlp="feed_forward_length",
+        interleave_moe_layer_step="interleave_moe_layer_step",
+    ),
+    attention_chunk_size=_CHUNK,
+)
+_phimoe = reads(
+    _known_rope,
+    passes_over("rope.scaling.original_context_length"),
+    biases,
+    experts(),
+    integers(0, None, sliding_window="attention.sliding_window"),
+)
+# What embeddings, residuals and logits are multiplied by is that of the one model there is, as in llama.cpp.
+_minicpm3 = reads(biases_and_mlp, latent_ranks, _latent_sizes, scale_emb=12.0)
+_afmoe = reads(
+    sigmoids_if_said,
+    biases,
+    experts("num_experts"),
+    windows(default=0, period=_AFMOE_PERIOD),
+    integers(num_shared_experts="expert_shared_count"),
+    expert_width,
+    integers(0, num_dense_layers="leading_dense_block_count"),
+    numbers(0.0, 1.0, route_scale="expert_weights_scale"),
+    global_attn_every_n_layers=_AFMOE_PERIOD,
+    mup_enabled=True,  # llama.cpp has no other
+)
 _LAYER_NORMS: dict[str, Any] = {"norm": "layer_norm_epsilon", "rms": False}
+_SHORT_NAMED: dict[str, Any] = {"norm": "layer_norm_eps", "rms": False}
 
 OBSERVED = {
-    "gpt2": GgufFamily("gpt2", _gpt2, modules=_GPT2, rotates=False, transposed=".c_", **_LAYER_NORMS),
-    "starcoder": GgufFamily("gpt_bigcode", _starcoder, modules=_GPT2, rotates=False, **_LAYER_NORMS),
+    "gpt2": GgufFamily("gpt2", _width, rotates=False, transposed=".c_", **_LAYER_NORMS),
+    "starcoder": GgufFamily("gpt_bigcode", reads(_one_group, _width), rotates=False, **_LAYER_NORMS),
     "gptneox": GgufFamily(
-        "gpt_neox",
-        _gpt_neox,
-        norm="layer_norm_eps",
-        rms=False,
-        modules=_GPT_NEOX,
-        partial_rope=True,
-        order_outputs=_order_heads,
+        "gpt_neox", reads(biases, _parallel_unless_said), partial_rope=True, order_outputs=_order_heads, **_SHORT_NAMED
     ),
-    "bloom": GgufFamily("bloom", modules=_BLOOM, rotates=False, order_outputs=_order_heads, **_LAYER_NORMS),
-    "mpt": GgufFamily("mpt", _mpt, modules=_MPT, rotates=False, **_LAYER_NORMS),
-    "falcon": GgufFamily(
-        "falcon",
-        _falcon,
-        modules={**_BLOOM, "ln_mlp": "attn_norm", "ln_attn": "attn_norm_2"},
-        order_outputs=_order_heads,
-        **_LAYER_NORMS,
-    ),
-    "phi2": GgufFamily("phi", norm="layer_norm_eps", rms=False, modules=_PHI, partial_rope=True),
+    "bloom": GgufFamily("bloom", rotates=False, order_outputs=_order_heads, **_LAYER_NORMS),
+    "mpt": GgufFamily("mpt", _mpt, rotates=False, **_LAYER_NORMS),
+    "falcon": GgufFamily("falcon", _falcon, order_outputs=_order_heads, **_LAYER_NORMS),
+    "phi2": GgufFamily("phi", partial_rope=True, **_SHORT_NAMED),
     "phimoe": GgufFamily("phimoe", _phimoe),
-    "command-r": GgufFamily("cohere", _cohere, norm="layer_norm_eps", rms=False),
-    "cohere2": GgufFamily("cohere2", _cohere2, norm="layer_norm_eps", rms=False),
-    "olmo": GgufFamily("olmo", _olmo, norm="layer_norm_eps", rms=False, interleaved=True),
+    "command-r": GgufFamily("cohere", _cohere, **_SHORT_NAMED),
+    "cohere2": GgufFamily("cohere2", reads(biases, windows(default=0, period=4), _logit_scale), **_SHORT_NAMED),
+    "olmo": GgufFamily("olmo", _olmo, interleaved=True, **_SHORT_NAMED),
     "exaone": GgufFamily("exaone", biases_and_mlp),
-    "llama4": GgufFamily(
-        "llama4_text",
-        _llama4,
-        modules=_LLAMA4,
-        whole=frozenset({"embed_tokens", "experts"}),
-        transposed=".experts.",
-    ),
+    "llama4": GgufFamily("llama4_text", _llama4, whole=frozenset({"embed_tokens", "experts"}), transposed=".experts."),
     "mistral3": GgufFamily("ministral3", change_rope=_scale_queries, interleaved=True),
     "minicpm3": GgufFamily("minicpm3", _minicpm3, latent=True),
-    "hunyuan-moe": GgufFamily("hunyuan_v1_moe", _hunyuan_moe, modules=_HUNYUAN, whole=frozenset({"wg"})),
-    "apertus": GgufFamily("apertus", biases, modules=_APERTUS),
-    "afmoe": GgufFamily("afmoe", _afmoe, modules=_AFMOE),
+    "hunyuan-moe": GgufFamily(
+        "hunyuan_v1_moe", reads(_one_width, biases, experts("num_experts", "moe_topk")), whole=frozenset({"wg"})
+    ),
+    "apertus": GgufFamily("apertus", biases),
+    "afmoe": GgufFamily("afmoe", _afmoe, modules=NORM_AFTER_ATTENTION),
     "gemma4": GEMMA4,
 }
 """By ``general.architecture``."""

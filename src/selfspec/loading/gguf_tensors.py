@@ -17,6 +17,7 @@ import numpy.typing as npt
 from selfspec.loading.gguf_family import Rows
 from selfspec.loading.gguf_file import GgufTensor
 from selfspec.loading.gguf_header import short
+from selfspec.loading.gguf_names import tensor_of
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_rope import ROPE_TENSORS
 from selfspec.loading.gguf_settings import refused
@@ -85,69 +86,6 @@ class Source:
         parts = len(self.tensors)
         return np.arange(outputs * parts).reshape(parts, -1).T.flatten() if self.in_turns and parts > 1 else None
 
-
-_MODULES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.sinks": "attn_sinks",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.query_layernorm": "attn_q_norm",
-    "self_attn.key_layernorm": "attn_k_norm",
-    "self_attn.q_layernorm.norms": "attn_q_norm",
-    "self_attn.k_layernorm.norms": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "self_attn.kv_b_proj": "attn_kv_b",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.gate.e_score_correction": "exp_probs_b",
-    "mlp.gate.moe_statics.e_score_correction": "exp_probs_b",
-    "mlp.e_score_correction": "exp_probs_b",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "shared_mlp.input_linear": "ffn_gate_up_shexp",
-    "shared_mlp.output_linear": "ffn_down_shexp",
-    "linear_attn.in_proj_qkvz": "ssm_in",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.dt": "ssm_dt",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-    "block_sparse_moe.router": "ffn_gate_inp",
-    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
-    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
-}
-"""Names in GGUF by the names of modules, or of parameters that are no module's, in transformers."""
 
 _JOINED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
@@ -227,14 +165,14 @@ class _Finder:
     def __init__(self, tensors: Mapping[str, GgufTensor], config: Any) -> None:
         self._tensors = tensors
         self._family = BY_MODEL_TYPE[config.model_type]
-        self._modules = {**_MODULES, **self._family.modules}
+        self._modules = self._family.modules
         self._rows, self._inputs = self._family.order_outputs(config), self._family.order_inputs(config)
         self._differs, self._config = bool(getattr(config, "is_heterogeneous", False)), config
         self._head_dim, self._outputs = (0, {}) if self._differs else _outputs_of_heads(config)
 
     def find(self, name: str) -> Source:
         match = _PARAMETER.fullmatch(name)
-        module = self._modules.get(match["module"]) if match else None
+        module = self._modules.get(match["module"]) or tensor_of(match["module"]) if match else None
         if match is None or module is None:
             raise refused(f"GGUF has no tensor for the parameter {name}")
         block = "" if match["layer"] is None else f"blk.{match['layer']}."

@@ -1,7 +1,9 @@
 """The one cache of keys and values: preallocated, with a length."""
 
+import contextlib
 import math
 import mmap
+import sys
 import weakref
 from collections.abc import Sequence
 from ctypes import Array, c_void_p
@@ -165,8 +167,19 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < _LARGE:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Pages of the system's own size: huge ones would be cleared as a whole for the first token of each head.
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+    return torch.frombuffer(_pages(size), dtype=dtype).view(shape)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Memory of this process alone: what could be shared takes longer to be first written, and given back."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        # Pages of the system's own size: huge ones would be cleared as a whole for the first token of each head.
+        with contextlib.suppress(OSError):  # a system without huge ones
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
 
 
 class RowStates:

@@ -47,6 +47,7 @@ template <class T> class Team {
     void run() {
 #pragma omp parallel num_threads(f.threads) if (f.threads > 1)
         {
+            run_on_chosen();
             [[maybe_unused]] const TilesOfThread tiles;
             Own own{std::unique_ptr<T[]>(new T[std::max(hidden, widest)]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),

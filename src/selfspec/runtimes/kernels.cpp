@@ -40,6 +40,8 @@ template <class T> constexpr long most_attending() {
 #include "layout.h"
 #include "selective_scan.h"
 
+extern "C" void run_on(const int* processors, int count) { choose_processors(processors, count); }
+
 // Weight rows of a GGUF file, in an order if one is given, as tiles.
 extern "C" void lay_out_gguf(int format, const uint8_t* from, const int64_t* order, uint8_t* to, long k, long n, int threads) {
     lay_out(format, from, order, to, k, n, threads);
@@ -55,6 +57,10 @@ extern "C" void lay_out_grid(int format, const uint8_t* bytes, const int64_t* ou
 extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scales, uint8_t* to, long k, long n, int threads) {
     lay_out_mxfp4(blocks, scales, to, k, n, threads);
 }
+
+#define READING(SUFFIX, WAYS)                                                                                          \
+    extern "C" void read_##SUFFIX(const int* ways) { std::copy_n(ways, Ways::KINDS, WAYS.each); }                      \
+    extern "C" void reading_##SUFFIX(int* ways) { std::copy_n(WAYS.each, Ways::KINDS, ways); }
 
 #define EXPORT(T, SUFFIX)                                                                                              \
     extern "C" void product_##SUFFIX(const Linear* linear, const T* rows, T* out, long count, long k, long n,          \
@@ -89,14 +95,10 @@ extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scale
         enter_head<T>(*entry, embeddings, states, stream, rows, threads);                                              \
     }                                                                                                                  \
     extern "C" void verify_##SUFFIX(const Chain* chain) { Links<T>(*chain).verify(); }                                 \
-    extern "C" void read_##SUFFIX(const int* columns) {                                                                \
-        std::copy_n(columns, Reading<T>::KINDS, Reading<T>::columns);                                                  \
-    }                                                                                                                  \
-    extern "C" void reading_##SUFFIX(int* columns) {                                                                   \
-        std::copy_n(Reading<T>::columns, Reading<T>::KINDS, columns);                                                  \
-    }                                                                                                                  \
+    READING(SUFFIX, Reading<T>::columns)                                                                               \
     extern "C" long most_rows_##SUFFIX() { return most_rows<T>(); }                                                    \
     extern "C" long most_attending_##SUFFIX() { return most_attending<T>(); }
 
+READING(packed, fetched_soon)
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)

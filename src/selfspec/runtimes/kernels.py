@@ -237,11 +237,12 @@ def _declare(library: ctypes.CDLL) -> None:
         "most_rows": [],
         "most_attending": [],
     }
+    library.run_on.argtypes = [POINTER(c_int), c_int]
     library.lay_out_gguf.argtypes = [c_int, *[c_void_p] * 3, *[c_long] * 2, c_int]
     library.lay_out_grid.argtypes = [c_int, *[c_void_p] * 3, *[c_int] * 2, *[c_void_p] * 3, *[c_long] * 2, c_int]
     library.lay_out_mxfp4_blocks.argtypes = [*[c_void_p] * 3, *[c_long] * 2, c_int]
-    for lay_out in (library.lay_out_gguf, library.lay_out_grid, library.lay_out_mxfp4_blocks):
-        lay_out.restype = None
+    for function in (library.run_on, library.lay_out_gguf, library.lay_out_grid, library.lay_out_mxfp4_blocks):
+        function.restype = None
     for suffix in DTYPES.values():
         for name, arguments in signatures.items():
             function = getattr(library, f"{name}_{suffix}")

@@ -10,7 +10,10 @@ depend on the other rows, which does not matter to a draft. The tests run the CP
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
@@ -49,6 +52,32 @@ _CPU_TILES, _CUDA_TILES = 2, 8
 
 _CUDA_INPUTS = 16 * _CUDA_TILES
 """Inputs of a product of 4 bits on CUDA are a multiple of this."""
+
+
+@dataclass
+class CopyLimit:
+    """Most bytes of copies that are made within ``copies_within``, and those that were, each with its bytes."""
+
+    most: int
+    made: dict[object, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what was made."""
+        return sum(self.made.values())
+
+
+_limit: ContextVar[CopyLimit | None] = ContextVar("copies_within", default=None)
+
+
+@contextmanager
+def copies_within(most: int) -> Iterator[CopyLimit]:
+    """Refuses copies, of any model, that this thread makes beyond some bytes; ``release`` drops no others meanwhile."""
+    token = _limit.set(limit := CopyLimit(most))
+    try:
+        yield limit
+    finally:
+        _limit.reset(token)
 
 
 class LowBitCopies:
@@ -107,10 +136,18 @@ class LowBitCopies:
     def release(self, precision: AnyPrecision | None) -> None:
         """Drops all copies but those of one precision, if any. Runners that are in use keep theirs."""
         with self._lock:
-            written = None if precision is None else self._written_out(precision)
-            parts = [] if written is None else self._parts(written)
-            self._copies = {part: copies for part, copies in self._copies.items() if part in parts}
-            self._runners = {of: runner for of, runner in self._runners.items() if self._written_out(of) == written}
+            kept = [] if precision is None else self._parts(self._written_out(precision))
+            limit = _limit.get()
+            gone = {part for part in self._copies if part not in kept and (limit is None or (self, part) in limit.made)}
+            for part in gone:
+                del self._copies[part]
+                if limit is not None:
+                    del limit.made[self, part]
+            self._runners = {
+                of: runner
+                for of, runner in self._runners.items()
+                if gone.isdisjoint(self._parts(self._written_out(of)))
+            }
 
     def _make_copies(self, parts: Sequence[tuple[int, PackedFormat]]) -> None:
         """Makes the copies of some parts, or none of them where memory runs out."""
@@ -127,6 +164,8 @@ class LowBitCopies:
                 "fewer bits, or 16 for the model's own weights"
             ) from None
         self._copies |= made
+        if (limit := _limit.get()) is not None:
+            limit.made |= {(self, part): self._bytes(*part) for part in made}
 
     def _runner(self, precision: MixedPrecision) -> Runner:
         """The model, whose copies have been made."""
@@ -232,13 +271,13 @@ class LowBitCopies:
             )
 
     def _check_memory(self, missing: Iterable[tuple[int, PackedFormat]]) -> None:
-        needed = sum(self._bytes(*part) for part in missing)
-        check_memory(
-            needed,
-            f"low-bit copies of the weights take {needed:,} bytes",
-            "choose fewer bits, or 16 for the model's own weights",
-            self.decoder.like.device,
-        )
+        needed, limit = sum(self._bytes(*part) for part in missing), _limit.get()
+        what = f"low-bit copies of the weights take {needed:,} bytes"
+        remedy = "choose fewer bits, or 16 for the model's own weights"
+        if limit is not None and limit.bytes + needed > limit.most:
+            left = limit.most - limit.bytes
+            raise OutOfMemoryError(f"{what}, and {left:,} are left of the memory limit; raise it, or {remedy}")
+        check_memory(needed, what, remedy, self.decoder.like.device)
 
     def _parts(self, precision: MixedPrecision) -> list[tuple[int, PackedFormat]]:
         """The parts that are copied, each with its format."""

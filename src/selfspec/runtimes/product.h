@@ -10,8 +10,7 @@
 
 #pragma once
 
-#include <atomic>
-
+#include "cores.h"
 #include "packed.h"
 #include "tiles.h"
 
@@ -20,18 +19,14 @@ namespace {
 constexpr long ROWS = 96;      // most rows that are multiplied before the weights are read again
 constexpr long STRIP = 1024;   // inputs of some columns and of a group that stay in the first cache while others pass
 constexpr long RESIDENT = 4;   // most rows without strips: whole weight rows are read faster than parts of them
-constexpr long CACHED = 24 << 10;  // bytes of more rows that stay in the first cache beside the weights
+// Bytes of more rows that stay in the first cache beside the weights. On Zen 5 two and four times as much bring nothing.
+constexpr long CACHED = 24 << 10;
 
 // How weights in the dtype of the rows are read where they are read in memory's order: as many weight rows side by side as
-// a tile has columns, WIDE for as many as the registers hold; or PAST, single weight rows past the outer caches. All give
-// the same bits; which is fastest depends on the processor, so a trial sets them (tuning.py).
+// a tile has columns, WIDE for as many as the registers hold; or PAST, single weight rows past the outer caches.
 template <class T> struct Reading {
-    static constexpr int PAST = 0, WIDE = 4, NARROW = ProductLanes<T>::parts > 1 ? WIDE : 2, KINDS = 3;
-    // Of one row, of two or three, of more.
-    inline static std::atomic<int> columns[KINDS] = {1, NARROW == WIDE ? WIDE : 1, NARROW};
-    static int columns_of(int rows) {
-        return columns[rows == 1 ? 0 : rows <= 3 ? 1 : 2].load(std::memory_order_relaxed);
-    }
+    static constexpr int PAST = 0, WIDE = 4, NARROW = ProductLanes<T>::parts > 1 ? WIDE : 2;
+    inline static Ways columns{{1, NARROW == WIDE ? WIDE : 1, NARROW}};
 };
 
 // Weights in the dtype of the rows, as the model has them.
@@ -62,7 +57,7 @@ template <class T> struct Dense {
     void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool in_order,
               Ahead& ahead) const {
         constexpr int MOST = columns<T>(R);
-        const int chosen = in_order ? Reading<T>::columns_of(R) : MOST;
+        const int chosen = in_order ? Reading<T>::columns.of(R) : MOST;
         long column = from;
         const auto tiles = [&](auto width, auto past) {
             constexpr int C = width.value;
@@ -244,6 +239,7 @@ template <class T> void product(const Linear& linear, const T* rows, T* out, lon
             const Product<T, W> task{weights, bias, out + start * n, nullptr, 1.0f, some, k, n, laid_rows};
 #pragma omp parallel num_threads(threads) if (threads > 1)
             {
+                run_on_chosen();
                 [[maybe_unused]] const TilesOfThread tiles;
 #pragma omp for
                 for (long row = 0; row < task.count; row++) task.lay_out(rows + (start + row) * k, row);

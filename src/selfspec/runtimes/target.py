@@ -21,6 +21,7 @@ from selfspec.runtimes.accelerators import is_accelerator
 from selfspec.runtimes.adapting import check_adapted
 from selfspec.runtimes.arena import FEWEST_SLOTS
 from selfspec.runtimes.candidates import RUNTIMES, Candidate, find_candidate
+from selfspec.runtimes.cores import choose_cores
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.levels import LINEAR, LevelChoice, settle_level
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
@@ -79,6 +80,7 @@ class Target:
         level: what a trial found about levels of instructions in this process; see ``levels.settle_level``.
         trial: what a trial found on an accelerator; ``None`` where there was none. See ``device_trial``.
         chosen_runtime: the runtime of the sublayers; with ``auto`` the one that was chosen.
+        cores: what a trial found where a processor has slow cores beside fast ones; see ``cores.choose_cores``.
         reading: how kernels read the weights, where a trial chose it; see ``reading.choose_reading``.
         version: grows when modules or weights of the model were replaced; older keys and values are of no use then.
 
@@ -349,7 +351,8 @@ class Target:
             release_freed_memory()  # states of recurrent layers after each row are large
         blocks = [each for each in self.sublayers if isinstance(each, FusedBlock)]
         products = [each for block in blocks for each in block.products]
-        self.reading = choose_reading([each for each in products if isinstance(each, CompiledProduct)])
+        compiled = [each for each in products if isinstance(each, CompiledProduct)]
+        self.cores, self.reading = choose_cores(compiled), choose_reading(compiled)
         self._low_bit = candidate.copies(self.decoder, self._prepared)
         if self.trial is not None:
             self._low_bit.refuse(self.trial.refused_bits)

@@ -6,6 +6,7 @@ their kind take usually. It is tried at once where calls take clearly longer tha
 directions. Results do not depend on the number of threads, bit for bit.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -71,11 +72,15 @@ class ThreadCount:
     Args:
         most: gives the most threads; asked before each call, so that ``torch.set_num_threads`` counts at once.
         clock: seconds, for the time between tries.
+
+    Attributes:
+        limit: fewer threads than the most, where some cores are left out (``cores.choose_cores``).
     """
 
     def __init__(
         self, most: Callable[[], int] = torch.get_num_threads, clock: Callable[[], float] = time.perf_counter
     ) -> None:
+        self.limit: int | None = None
         self._most, self._clock, self._lock = most, clock, Lock()
         self._start(1)
 
@@ -95,9 +100,14 @@ class ThreadCount:
         """The number that calls take now, tries aside."""
         return self._counts[self._level]
 
+    @property
+    def most(self) -> int:
+        """The most that calls may take now."""
+        return min(self._most(), self.limit or sys.maxsize)
+
     def take(self) -> int:
         """The threads of the next call, whose time ``measured`` is then told."""
-        most = self._most()
+        most = self.most
         if most != self._highest:
             with self._lock:
                 self._start(most)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -225,7 +226,18 @@ template <int COUNT, int PART = LANES> inline Floats sum_each(Floats* vectors) {
     }
 }
 
-constexpr long AHEAD = 8192;  // bytes that weight rows read in sequence are fetched ahead
+// How weights are read in products of one row, of two or three, and of more. All ways give the same bits; which is
+// fastest depends on the processor, so a trial sets them (reading.py).
+struct Ways {
+    static constexpr int KINDS = 3;
+    std::atomic<int> each[KINDS];
+
+    int of(long rows) const { return each[rows == 1 ? 0 : rows <= 3 ? 1 : 2].load(std::memory_order_relaxed); }
+};
+
+// Bytes that weight rows read in sequence are fetched ahead. On Zen 5 half is as fast for one row and slower for more; a
+// quarter, and two and four times as much, are slower.
+constexpr long AHEAD = 8192;
 constexpr long LINE = 64;      // bytes that are fetched at a time
 
 // Where memory is fetched ahead of its use: from an address on, some bytes for each block that is multiplied.

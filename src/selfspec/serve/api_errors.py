@@ -34,6 +34,9 @@ _MANY = 4
 _CONSIDERED = 64
 """Most problems that are compared with each other: a body can have a million."""
 
+_MOST_MESSAGE, _MOST_PARAM = 2000, 200
+"""Characters of an answer that may repeat what a client sent, such as the name of an unknown field."""
+
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _MESSAGES_KINDS = {
     401: "authentication_error",
@@ -60,7 +63,9 @@ class ApiError(Exception):
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: bool = False
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry = status, message, param, code, retry
+        self.status, self.code, self.retry = status, code, retry
+        self.message = _cut(message, _MOST_MESSAGE)
+        self.param = None if param is None else _cut(param, _MOST_PARAM)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """It comes from other processes, too."""
@@ -91,6 +96,10 @@ class ApiError(Exception):
         if self.code == "timeout":
             return {"x-should-retry": "false"}  # clients of OpenAI would send it again
         return {"Retry-After": str(RETRY_SECONDS)} if self.retry else {}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def invalid(message: str, param: str | None) -> ApiError:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from selfspec.constraint import Constraint, as_lark
 from selfspec.serve.api_errors import invalid
+from selfspec.serve.limits import Limits
 from selfspec.serve.strict import Strict
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)]
@@ -116,6 +117,8 @@ def _forms(request: Formed) -> Iterator[tuple[Constraint, str]]:
 
 def _grammar(text: str, field: str) -> Constraint:
     """The constraint of a grammar in either notation."""
+    if len(text) > Limits.schema_chars:  # for which it is refused later, before anything reads it
+        return Constraint("grammar", text)
     try:
         return Constraint("grammar", as_lark(text))
     except ImportError:  # llguidance is not installed, which the engine says

@@ -18,7 +18,8 @@ class Limits(Choice):
     max_waiting: int = option(256, "Maximum number of waiting requests; more get status 429.", min=1)
     memory_limit: float | None = option(
         None,
-        "Maximum memory for keys and values, in GiB; requests wait for it. Default: half of what is free.",
+        "Maximum memory for keys and values, and for low-bit weights of --methods, in GiB; requests wait for it. "
+        "Default: half of what is free.",
         min=0.001,
     )
     prefix_cache: float | None = option(
@@ -32,7 +33,12 @@ class Limits(Choice):
     )
     max_prompt_tokens: int | None = option(None, "Maximum number of tokens of a prompt.", min=1)
     max_new_tokens: int | None = option(None, "Maximum number of tokens of a completion.", min=1)
-    default_new_tokens: int = option(1024, "max_tokens of a chat request that sets none.", min=1)
+    default_new_tokens: int | None = option(
+        None,
+        "max_tokens of a chat, a response or a message that sets none. Default: what is left of the context, and of a "
+        "quarter of the memory for keys and values where that is more than 1024 tokens.",
+        min=1,
+    )
     max_choices: int = option(128, "Maximum number of completions per request (prompts × n).", min=1)
     max_logprobs: int = option(2**17, "Maximum number of log-probabilities per request, alternatives included.", min=1)
     max_body: float = option(4.0, "Maximum size of a request's body, in MiB.", min=0.001)

@@ -9,6 +9,7 @@ from selfspec.serve.api_errors import ApiError, as_api_error, exceeds_context, t
 from selfspec.serve.limits import Limits
 from selfspec.serve.reader import Prepared, check_reported
 from selfspec.serve.requests import ChatRequest, CompletionRequest
+from selfspec.serve.served_engine import ServedEngine
 from selfspec.types import SamplingParams
 
 FIELDS = {
@@ -17,14 +18,15 @@ FIELDS = {
 }
 """The request's names of parameters that the library calls otherwise."""
 
-COMPLETION_TOKENS = 16
-"""New tokens of a completion where the request names no number, as in OpenAI's API."""
+_SHARE, _FEW = 0.25, 1024
+"""An answer whose request names no number of tokens has room for as many as this share of the memory for keys and
+values holds, or for so few, if all of it does: room is taken from the start, and others would wait for it."""
 
 _AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 
 
 def to_params(
-    prepared: Prepared, prompt_length: int, context: int, limits: Limits, adapter: str | None
+    prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits, adapter: str | None
 ) -> SamplingParams:
     """The parameters of a request for one of its prompts.
 
@@ -33,7 +35,7 @@ def to_params(
     """
     request = prepared.request
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
-    values["max_new_tokens"] = _new_tokens(prepared, prompt_length, context, limits)
+    values["max_new_tokens"] = _new_tokens(prepared, prompt_length, engine, limits)
     values["temperature"] = 1.0 if request.temperature is None else request.temperature
     values["top_k"] = None if request.top_k is None else max(0, request.top_k)
     values["stop"] = request.stop_strings or None
@@ -77,22 +79,20 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
     return choices
 
 
-def _new_tokens(prepared: Prepared, prompt_length: int, context: int, limits: Limits) -> int:
+def _new_tokens(prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits) -> int:
     """The number of new tokens, if prompt and answer fit."""
-    request = prepared.request
+    request, context = prepared.request, engine.context
     if limits.max_prompt_tokens is not None and prompt_length > limits.max_prompt_tokens:
         raise too_long(prompt_length, limits.max_prompt_tokens, request.prompt_field)
-    asked, field, default = request.max_tokens, "max_tokens", COMPLETION_TOKENS
-    if isinstance(request, ChatRequest):
-        default = limits.default_new_tokens
-        if request.max_completion_tokens is not None:
-            asked, field = request.max_completion_tokens, "max_completion_tokens"
+    asked, field = request.max_tokens, "max_tokens"
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        asked, field = request.max_completion_tokens, "max_completion_tokens"
     room, most = context - prompt_length, context if asked == 0 else context - 1
     if prompt_length > most:
         more = f", since the maximum context length is {context} tokens, those of the answer included"
         raise too_long(prompt_length, most, request.prompt_field, more=more)
     if asked is None:
-        return min(room, default, limits.max_new_tokens or room)
+        return _usual_tokens(prepared, prompt_length, engine, limits)
     if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
         raise ApiError(400, f"{field} must be at least 1; 0 is for completions with echo", param=field)
     if limits.max_new_tokens is not None and asked > limits.max_new_tokens:
@@ -105,3 +105,16 @@ def _new_tokens(prepared: Prepared, prompt_length: int, context: int, limits: Li
             field,
         )
     return asked
+
+
+def _usual_tokens(prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits) -> int:
+    """The number of new tokens where the request names none: what is left, or what its interface has then."""
+    room, request = engine.room(prompt_length), prepared.request
+    chosen = prepared.usual_tokens or limits.default_new_tokens
+    most = [room, chosen] if chosen else [max(engine.room(prompt_length, _SHARE), min(room, _FEW))]
+    if limits.max_new_tokens is not None:
+        most.append(limits.max_new_tokens)
+    if request.alternatives is not None:
+        answers = prepared.choices * len(prepared.prompts)
+        most.append(limits.max_logprobs // (answers * (1 + request.alternatives)))
+    return max(1, min(most))

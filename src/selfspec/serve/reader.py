@@ -30,6 +30,12 @@ from selfspec.serve.requests import (
 )
 from selfspec.serve.responses import Detokenized, Tokenized
 
+_COMPLETION_TOKENS, _FILL_TOKENS = 16, 128
+"""New tokens of completions whose request names no number, as in OpenAI's API, and of what fills a gap."""
+
+_MOST_REPEATED = 2**20
+"""Characters of prompts that the answers to a request repeat, unless one prompt has more."""
+
 Parsed = TypeVar("Parsed", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -38,16 +44,18 @@ Result = TypeVar("Result")
 class Prepared:
     """A request that was read: without its texts, with the token ids of its prompts.
 
-    ``choices`` are those of each prompt. ``constraint`` is what the answers have to be, and ``constraint_field`` what
-    asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin with their prompts; one
-    text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of a chat is to be read.
-    ``names`` are those of fields in the interface that the request came by; ``repeated`` and ``namespaces`` are what
-    ``ResponseBodies`` takes.
+    ``choices`` are those of each prompt. ``usual_tokens`` are the most new tokens where the request names no number;
+    without it, there are as many as there is room for. ``constraint`` is what the answers have to be, and
+    ``constraint_field`` what asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin
+    with their prompts; one text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of
+    a chat is to be read. ``names`` are those of fields in the interface that the request came by; ``repeated`` and
+    ``namespaces`` are what ``ResponseBodies`` takes.
     """
 
     request: GenerationRequest
     prompts: list[list[int]]
     choices: int
+    usual_tokens: int | None = None
     constraint: Constraint | None = None
     constraint_field: str = ""
     echoed: list[list[tuple[str, int]]] | None = None
@@ -90,7 +98,8 @@ class RequestReader:
         request = _parse(InfillRequest, body)
         with _renaming(request.fields):
             self._check_characters([*map(_plain, request.input_extra or ())], "input_extra")
-            return replace(self._completion(_translated(request.as_completion), request.files), names=request.fields)
+            read = self._completion(_translated(request.as_completion), request.files)
+        return replace(read, names=request.fields, usual_tokens=_FILL_TOKENS)
 
     def message(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/messages``."""
@@ -133,10 +142,11 @@ class RequestReader:
                 [(given if isinstance(given, str) else self._encoder.decode(prompt[: self._context]), 0)]
                 for given, prompt in zip(request.prompts, prompts, strict=True)
             ]
+            self._check_repeated(n, [text for [(text, _)] in echoed])
         form, name = asked_form(request) or (None, "")
         self._check_constraint(form, name)
         _try_constraint(form, name)
-        return Prepared(request.without_texts(), prompts, n, form, name, echoed)
+        return Prepared(request.without_texts(), prompts, n, _COMPLETION_TOKENS, form, name, echoed)
 
     def tokenize(self, body: bytes) -> bytes:
         """The answer to a request to ``/tokenize``."""
@@ -177,8 +187,8 @@ class RequestReader:
             request.without_texts(),
             [chat.token_ids],
             n,
-            chat.constraint,
-            name,
+            constraint=chat.constraint,
+            constraint_field=name,
             asked=chat.asked,
             thinks=chat.thinks,
         )
@@ -198,6 +208,15 @@ class RequestReader:
         count = _characters(value)
         if count > self._most:
             raise too_long(count, self._most, field, "characters")
+
+    def _check_repeated(self, n: int, texts: Sequence[str]) -> None:
+        """Refuses answers that would repeat long prompts often."""
+        count, most = n * sum(map(len, texts)), max(_MOST_REPEATED, self._most)
+        if count > most:
+            text = f"the answers would repeat {count} characters of their prompts, and this server repeats {most}"
+            raise ApiError(
+                400, f"{text}; ask for fewer choices, or without echo", param="echo", code="too_many_choices"
+            )
 
     def _check_constraint(self, form: Constraint | None, name: str) -> None:
         if form is not None and len(form.text) > self._limits.schema_chars:

@@ -29,6 +29,9 @@ from selfspec.types import TextPiece
 
 _ONE = CapacityLimiter(1)
 
+_SMALL = 2**15
+"""Tokens of answers, and characters of prompts that they repeat, whose body is made at once."""
+
 
 class Reply:
     """The reply to a request. It is read once, by ``whole`` or by ``stream``, and closed after that or without it.
@@ -80,9 +83,10 @@ class Reply:
         with self._observed():
             async for answer, pieces in side_by_side(self._answers):
                 self._take(answer, pieces)
-        if self.request.alternatives is None:
+        size = sum(len(answer.pieces) + len(answer.prompt) for answer in self._answers)
+        if self.request.alternatives is None and size <= _SMALL:
             return self._whole_body()
-        # One object for each alternative of each token. The event loop takes turns with what runs in threads.
+        # Of some size, such as one object for each alternative of each token. The event loop takes turns with threads.
         return await to_thread.run_sync(self._whole_body, limiter=_ONE)
 
     async def stream(self) -> AsyncGenerator[str, None]:

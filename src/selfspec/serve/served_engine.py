@@ -105,10 +105,9 @@ class ServedEngine:
         self.tokenizer = await asyncio.to_thread(copy.deepcopy, model.tokenizer)
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
         self.method = model.method.name
-        engine = AsyncEngine(model)
-        self.methods = tuple(
-            dict.fromkeys((self.method, *await asyncio.to_thread(_releasing, self._prepare_others, engine)))
-        )
+        engine = await asyncio.to_thread(_releasing, self._queue, model)
+        served = _unprepared(model.target) if self._served is None else self._served
+        self.methods = tuple(dict.fromkeys((self.method, *served)))
         engine.start()
         self._engine = engine
         if self._state is not None:
@@ -118,6 +117,11 @@ class ServedEngine:
         """Raises ``QueueFullError`` if no request can be taken, and ``EngineClosedError`` if none will be."""
         assert self._engine is not None, "the engine is not started"
         self._engine.check_room()
+
+    def room(self, prompt_tokens: int, share: float = 1.0) -> int:
+        """How many new tokens a request may have that takes a share of the memory: see ``AsyncEngine.room``."""
+        assert self._engine is not None, "the engine is not started"
+        return self._engine.room(prompt_tokens, share)
 
     async def submit(
         self,
@@ -174,13 +178,9 @@ class ServedEngine:
         self.plain = LiveCosts(measure_row_costs(model.target, range(model.target.sublayer_count), row_counts=counts))
         return model
 
-    def _prepare_others(self, engine: AsyncEngine) -> list[str]:
-        """The methods that requests may name beside the engine's own, ready for them."""
-        if self._served is None:
-            return [name for name in METHODS if not _needs_preparation(name, engine.engine.target)]
-        for name in self._served:
-            engine.prepare_method(name, lambda text, name=name: log(f"preparing {name}: {text}"))  # type: ignore[misc]
-        return list(self._served)
+    def _queue(self, model: Engine) -> AsyncEngine:
+        """What takes requests, with the methods that they may name beside the engine's own ready for them."""
+        return AsyncEngine(model, methods=self._served or (), progress=lambda text: log(f"preparing {text}"))
 
     async def _save_regularly(self, path: Path) -> None:
         saved = self.stats().finished
@@ -206,9 +206,11 @@ def _releasing(do: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T
         release_threads()
 
 
-def _needs_preparation(name: str, target: Target) -> bool:
-    """Whether a method has to be prepared for a model, or cannot draft for it."""
-    try:
-        return make_method(name, target).needs_preparation
-    except SelfSpecError:
-        return True
+def _unprepared(target: Target) -> list[str]:
+    """The methods of this package that draft for a model without being prepared for it."""
+    found = []
+    for name in METHODS:
+        with contextlib.suppress(SelfSpecError):  # it cannot draft for this model
+            if not make_method(name, target).needs_preparation:
+                found.append(name)
+    return found

@@ -194,7 +194,7 @@ class Service:
         asked = [
             (prompt, params)
             for prompt in prompts
-            for params in choices_of(to_params(prepared, len(prompt), self.engine.context, self.limits, adapter), n)
+            for params in choices_of(to_params(prepared, len(prompt), self.engine, self.limits, adapter), n)
         ]
         check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN

@@ -2,38 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from selfspec.serve.formats.calls import CallFormat
 from selfspec.serve.formats.harmony import Harmony
 from selfspec.serve.formats.json_calls import JsonCalls, NamedCalls
-from selfspec.serve.formats.lark import Rules
 from selfspec.serve.formats.marks import Marks
 from selfspec.serve.formats.python_calls import PythonCalls
-from selfspec.serve.formats.scanner import Scanner, Steps
 from selfspec.serve.formats.tagged_calls import TaggedCalls
-
-
-class CallFormat(Protocol):
-    """How a model writes calls in the text of an answer.
-
-    Attributes:
-        openers: what calls begin with; the rest of the answer is text.
-        bare: whether an answer can also begin with a call at once.
-        silent: tags that are no text.
-    """
-
-    @property
-    def openers(self) -> Sequence[str]: ...  # noqa: D102
-    @property
-    def bare(self) -> bool: ...  # noqa: D102
-    @property
-    def silent(self) -> Sequence[str]: ...  # noqa: D102
-
-    def read(self, scan: Scanner, opener: str) -> Steps[None]:
-        """Reads a call, after its opener."""
-
-    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
-        """The rule of an answer that calls tools, in Lark's notation."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +55,9 @@ def _choose_calls(template: str, marks: Marks) -> CallFormat | Harmony:
     def knows(*names: str) -> bool:
         return all(name in template or (name.startswith("<|") and marks.has(name)) for name in names)
 
+    def tags(begin: str, end: str) -> tuple[str, str]:
+        return marks(begin), marks(end)
+
     known: Sequence[tuple[Sequence[str], Callable[[], CallFormat | Harmony]]] = (
         (("<|channel|>", "<|message|>", "<|start|>"), lambda: Harmony(marks)),
         ((_DEEPSEEK[0],), lambda: _deepseek(template, marks)),
@@ -88,19 +66,10 @@ def _choose_calls(template: str, marks: Marks) -> CallFormat | Harmony:
         (("[TOOL_CALLS]",), lambda: JsonCalls(marks("[TOOL_CALLS]"), listed=True)),
         (("<arg_key>",), lambda: _glm(marks)),
         (("<function=", "<parameter="), lambda: _qwen_coder(marks)),
-        (
-            ("<|tool_call_start|>",),
-            lambda: PythonCalls(marks("<|tool_call_start|>"), marks("<|tool_call_end|>")),
-        ),
-        (
-            ("<function_calls>",),
-            lambda: PythonCalls(marks("<function_calls>"), marks("</function_calls>"), listed=False),
-        ),
-        (("<tool_call>",), lambda: JsonCalls(marks("<tool_call>"), marks("</tool_call>"))),
-        (
-            ("<|tool_call|>", "<|/tool_call|>"),
-            lambda: JsonCalls(marks("<|tool_call|>"), marks("<|/tool_call|>"), listed=True),
-        ),
+        (("<|tool_call_start|>",), lambda: PythonCalls(*tags("<|tool_call_start|>", "<|tool_call_end|>"))),
+        (("<function_calls>",), lambda: PythonCalls(*tags("<function_calls>", "</function_calls>"), listed=False)),
+        (("<tool_call>",), lambda: JsonCalls(*tags("<tool_call>", "</tool_call>"))),
+        (("<|tool_call|>", "<|/tool_call|>"), lambda: JsonCalls(*tags("<|tool_call|>", "<|/tool_call|>"), listed=True)),
         (("<|tool_call|>",), lambda: JsonCalls(marks("<|tool_call|>"), listed=True)),
         (("[func_name1(",), PythonCalls),
     )
@@ -115,8 +84,8 @@ def _deepseek(template: str, marks: Marks) -> NamedCalls:
     begin, between, end = map(marks, _DEEPSEEK)
     section = marks(_DEEPSEEK_SECTION[0]), marks(_DEEPSEEK_SECTION[1])
     if "```json" in template:  # V3 and R1; V3.1 has neither the word nor the fence
-        return NamedCalls(begin, f"function{between}", "\n```json\n", "\n```", end, section)
-    return NamedCalls(begin, "", between, "", end, section)
+        return NamedCalls(begin, end, f"function{between}", "\n```json\n", "\n```", section)
+    return NamedCalls(begin, end, after=between, section=section)
 
 
 def _mistral(marks: Marks) -> NamedCalls:
@@ -128,7 +97,8 @@ def _kimi(marks: Marks) -> NamedCalls:
     begin, after, end = (
         marks(f"<|{name}|>") for name in ("tool_call_begin", "tool_call_argument_begin", "tool_call_end")
     )
-    return NamedCalls(begin, "functions.", f":0{after}", "", end, (marks(_KIMI_SECTION[0]), marks(_KIMI_SECTION[1])))
+    section = marks(_KIMI_SECTION[0]), marks(_KIMI_SECTION[1])
+    return NamedCalls(begin, end, "functions.", f":0{after}", section=section)
 
 
 def _qwen_coder(marks: Marks) -> TaggedCalls:

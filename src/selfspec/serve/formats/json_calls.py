@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selfspec.serve.formats.calls import CallFormat
 from selfspec.serve.formats.lark import Rules, object_schema
 from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
 
@@ -13,32 +14,23 @@ _MOST_ID = 64
 
 
 @dataclass(frozen=True)
-class JsonCalls:
+class JsonCalls(CallFormat):
     """Calls as JSON objects, between tags (Hermes, Qwen), in a list after a tag (Granite, Mistral), or bare (Llama).
 
     Attributes:
-        begin: what a call, or a list of them, begins with.
-        end: what it ends with.
         listed: whether calls are in a JSON list.
         key: the key of the arguments.
         tagged: whether calls that are forced have ``begin`` and ``end``.
-        bare: an answer can begin with a call without them, also in a Markdown fence, as some models write it though
-            their templates show tags; only tools that are offered count there.
-        silent: tags around calls that are no text.
     """
 
-    begin: str = ""
-    end: str = ""
     listed: bool = False
     key: str = "arguments"
     tagged: bool = True
-    bare = True
-    silent = ()
 
     @property
-    def openers(self) -> Sequence[str]:
-        """What a call begins with."""
-        return (self.begin,) if self.begin else ()
+    def bare(self) -> bool:
+        """An answer can begin with a call without tags, also in a Markdown fence, as some models write it."""
+        return True
 
     def read(self, scan: Scanner, opener: str) -> Steps[None]:
         """Reads calls, after what they begin with."""
@@ -78,8 +70,7 @@ class JsonCalls:
             return rules.add(f'{begin} "[" {one} {more} "]" {end}')
         if not self.tagged:
             return one
-        call = rules.add(f'{begin} "\\n" {one} "\\n" {end}')
-        return rules.add(f'{call} ("\\n" {call})*') if parallel else call
+        return rules.repeated(rules.add(f'{begin} "\\n" {one} "\\n" {end}'), parallel=parallel)
 
 
 def _read_object(scan: Scanner, *, offered: bool) -> Steps[None]:
@@ -132,30 +123,20 @@ def _read_arguments(scan: Scanner) -> Steps[str]:
 
 
 @dataclass(frozen=True)
-class NamedCalls:
+class NamedCalls(CallFormat):
     """Calls that name the tool before the JSON of its arguments (DeepSeek, Mistral since 2025, Kimi).
 
     Attributes:
-        begin: what a call begins with.
         before: what may stand before the name.
         after: what follows the name.
         close: what follows the arguments.
-        end: what the call ends with.
         section: what the first call begins with and the last one ends with.
     """
 
-    begin: str
     before: str = ""
     after: str = ""
     close: str = ""
-    end: str = ""
     section: tuple[str, str] = ("", "")
-    bare = False
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """What a call begins with."""
-        return (self.begin,)
 
     @property
     def silent(self) -> Sequence[str]:
@@ -164,8 +145,7 @@ class NamedCalls:
 
     def read(self, scan: Scanner, opener: str) -> Steps[None]:
         """Reads a call, after what it begins with."""
-        if self.before:
-            yield from scan.accept(self.before)
+        yield from scan.accept(self.before)
         name = yield from scan.word()
         between = yield from scan.taken("{")  # ``after``, and perhaps an id or an index of the call
         if len(between) > len(self.after) + _MOST_ID:
@@ -173,11 +153,9 @@ class NamedCalls:
         scan.move(-1)
         scan.begin_call(name.removeprefix("functions."))
         yield from scan.json_value(scan.arguments)
-        if self.close:
-            yield from scan.accept(self.close)
+        yield from scan.accept(self.close)
         yield from scan.space()
-        if self.end:
-            yield from scan.accept(self.end)
+        yield from scan.accept(self.end)
 
     def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
         """The rule of one call, or of several, with what is around them."""

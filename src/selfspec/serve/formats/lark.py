@@ -26,6 +26,10 @@ class Rules:
         """Adds a rule that is one of several."""
         return self.add(" | ".join(bodies))
 
+    def repeated(self, call: str, between: str = "\n", *, parallel: bool) -> str:
+        """One call, or several with a text between them."""
+        return self.add(f"{call} ({json.dumps(between)} {call})*") if parallel else call
+
     def text(self, text: str) -> str:
         """What matches exactly a text with marks."""
         return self._marks.lark(text)
@@ -63,3 +67,8 @@ class Rules:
 def object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of a tool's arguments, which are an object always."""
     return schema if schema.get("type") == "object" else {**schema, "type": "object"}
+
+
+def argument_schema(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of an argument, with what those of a tool's arguments share."""
+    return {**kind, **{key: schema[key] for key in ("$defs", "definitions") if key in schema}}

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfspec.serve.formats.lark import Rules
+from selfspec.serve.formats.calls import CallFormat
+from selfspec.serve.formats.lark import Rules, argument_schema
 from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
 
 _NAMES: dict[str, Any] = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
@@ -15,29 +16,14 @@ MOST_DEPTH = 32
 
 
 @dataclass(frozen=True)
-class PythonCalls:
+class PythonCalls(CallFormat):
     """Calls in a Python list.
 
     Attributes:
-        begin: what the list begins with, a bracket left out.
-        end: what follows it.
-        listed: whether the calls are in brackets; otherwise one a line.
+        listed: whether the calls are in brackets, which ``begin`` and ``end`` leave out; otherwise one a line.
     """
 
-    begin: str = ""
-    end: str = ""
     listed: bool = True
-    silent = ()
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """What calls begin with."""
-        return (self.begin,) if self.begin else ()
-
-    @property
-    def bare(self) -> bool:
-        """Whether an answer can begin with a call; only tools that are offered count there."""
-        return not self.begin
 
     def read(self, scan: Scanner, opener: str) -> Steps[None]:
         """Reads calls, after what they begin with."""
@@ -56,8 +42,7 @@ class PythonCalls:
         if self.listed:
             yield from scan.expect("]")
         yield from scan.space()
-        if self.end:
-            yield from scan.accept(self.end)
+        yield from scan.accept(self.end)
 
     def _read_call(self, scan: Scanner, *, offered: bool) -> Steps[None]:
         name = yield from scan.word()
@@ -72,21 +57,19 @@ class PythonCalls:
     def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
         """The rule of one call, or of several, with what is around them."""
         one = rules.one_of(_call(rules, name, schema) for name, schema in scan.tools.items())
-        between = '", "' if self.listed else '"\\n"'
-        calls = f"{one} ({between} {one})*" if parallel else one
+        calls = rules.repeated(one, ", " if self.listed else "\n", parallel=parallel)
         begin, end = ("[", "]") if self.listed else ("\n", "\n")
         return rules.add(f"{rules.text(self.begin + begin)} {calls} {rules.text(end + self.end)}")
 
 
 def _call(rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
     """The rule of a call with its arguments by name; JSON is Python but for three names."""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     required, properties = schema.get("required", ()), schema.get("properties") or {}
     ordered = sorted(properties.items(), key=lambda item: item[0] not in required)
     parts, depth = [], 0
     for index, (key, kind) in enumerate(ordered):
         head = rules.text((", " if index else "") + key + "=")
-        argument = f"{head} {rules.json({**kind, **shared} if isinstance(kind, dict) else {})}"
+        argument = f"{head} {rules.json(argument_schema(kind, schema) if isinstance(kind, dict) else {})}"
         if key not in required:  # an optional one only after all before it
             argument, depth = f"({argument}", depth + 1
         parts.append(argument)

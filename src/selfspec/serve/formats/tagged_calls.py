@@ -5,31 +5,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfspec.serve.formats.lark import Rules
+from selfspec.serve.formats.calls import CallFormat
+from selfspec.serve.formats.lark import Rules, argument_schema
 from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
 
 
 @dataclass(frozen=True)
-class TaggedCalls:
+class TaggedCalls(CallFormat):
     """Calls as a name with tags for keys and values.
 
     Attributes:
-        begin: what a call begins with.
-        end: what it ends with.
         name: what is around the tool's name.
         key: what is around the key of an argument.
         value: what is around its value.
         close: what may follow the last argument.
     """
 
-    begin: str
-    end: str
-    name: tuple[str, str]
-    key: tuple[str, str]
-    value: tuple[str, str]
+    name: tuple[str, str] = ("", "")
+    key: tuple[str, str] = ("", "")
+    value: tuple[str, str] = ("", "")
     close: str = ""
-    bare = False
-    silent = ()
 
     @property
     def openers(self) -> Sequence[str]:
@@ -42,8 +37,7 @@ class TaggedCalls:
         if opener != self.name[0]:
             yield from scan.expect(self.name[0])
         name = yield from scan.word()
-        if self.name[1].strip():
-            yield from scan.expect(self.name[1].rstrip())
+        yield from scan.expect(self.name[1].rstrip())
         yield from scan.space()
         if not name or (yield from scan.peek()) not in (self.key[0][0], (self.close or self.end)[0]):
             raise NotACall
@@ -86,11 +80,10 @@ class TaggedCalls:
         one = rules.one_of(self._call(rules, name, schema) for name, schema in scan.tools.items())
         line = "\n" if self.begin and self.name[0] else ""
         call = rules.add(f"{rules.text(self.begin + line)} {one} {rules.text(self.end)}")
-        return rules.add(f'{call} ("\\n" {call})*') if parallel else call
+        return rules.repeated(call, parallel=parallel)
 
     def _call(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
         required = schema.get("required", ())
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         parts = [rules.text(self.name[0] + name + self.name[1])]
         for key, kind in _properties(schema).items():
             head = rules.text(self.key[0] + key + self.key[1] + self.value[0])
@@ -99,7 +92,7 @@ class TaggedCalls:
             elif _is_text(kind):
                 value = f"({' | '.join(rules.text(str(each)) for each in kind['enum'])}) {rules.text(self.value[1])}"
             else:
-                value = f"{rules.json({**kind, **shared})} {rules.text(self.value[1])}"
+                value = f"{rules.json(argument_schema(kind, schema))} {rules.text(self.value[1])}"
             argument = rules.add(f'{head} {value} "\\n"')
             parts.append(argument if key in required else f"{argument}?")
         if self.close:

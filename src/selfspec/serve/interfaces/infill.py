@@ -25,7 +25,9 @@ class InfillRequest(Strict):
     input_suffix: Text = ""
     prompt: Text = Field(default="", description="The beginning of what is written.")
     input_extra: Annotated[list[ExtraFile], Field(max_length=256, fail_fast=True)] | None = None
-    n_predict: Annotated[int, Field(ge=0)] | None = Field(default=None, description="Default 128; 0 writes one token.")
+    n_predict: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Default: at most 128; 0 writes one token."
+    )
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -48,7 +50,7 @@ class InfillRequest(Strict):
             **{name: getattr(self, name) for name in names},
             prompt=self.input_prefix + self.prompt,
             suffix=self.input_suffix,
-            max_tokens=128 if self.n_predict is None else max(1, self.n_predict),
+            max_tokens=None if self.n_predict is None else max(1, self.n_predict),
             seed=None if self.seed == -1 else self.seed,
         )
 

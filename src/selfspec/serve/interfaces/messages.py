@@ -216,8 +216,8 @@ class _Conversation(Strict):
         found = {
             part.tool_name
             for turn in self.messages
-            for block in turn.content
-            if isinstance(block, ToolResultBlock)
+            for block in (() if isinstance(turn.content, str) else turn.content)
+            if isinstance(block, ToolResultBlock) and not isinstance(block.content, str)
             for part in block.content or ()
             if isinstance(part, ToolReference)
         }

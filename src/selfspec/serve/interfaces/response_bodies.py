@@ -189,8 +189,8 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 def _status(answer: Answer, index: int) -> str:
     """The status of an item that has ended: the last one can have been cut off."""
-    cut = answer.result is not None and answer.finish_reason == "length" and index == len(answer.blocks) - 1
-    return "incomplete" if cut else "completed"
+    is_last = index == len(answer.blocks) - 1 and answer.result is not None
+    return "incomplete" if is_last and answer.finish_reason == "length" else "completed"
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from selfspec.serve.requests import (
 from selfspec.serve.strict import Strict
 
 MOST_ITEMS = 4096
+MOST_REPEATED = 2**17
+"""Characters of the fields of a request that its response repeats, in several events of a stream."""
 
 
 class TextContent(Strict):
@@ -282,7 +284,7 @@ class ResponsesRequest(Ignored):
         return {qualified(space.name, tool.name): (space.name, tool.name) for space in spaces for tool in space.tools}
 
     def repeated(self) -> str:
-        """The fields of the request that its response repeats, as a JSON object."""
+        """The fields of the request that its response repeats, as a JSON object; large ones are left out."""
         said = self.model_dump(by_alias=True, include={"tools", "tool_choice", "text", "reasoning", "metadata"})
         default = {"strict": False, "parameters": {}}
         tools = [{**(default if tool["type"] == "function" else {}), **_given(tool)} for tool in said["tools"] or []]
@@ -299,7 +301,10 @@ class ResponsesRequest(Ignored):
             "tools": tools,
             "top_p": 1.0 if self.top_p is None else self.top_p,
         }
-        return json.dumps(fields)
+        if len(text := json.dumps(fields)) > MOST_REPEATED:
+            fields |= {"instructions": None, "metadata": {}, "text": {"format": {"type": "text"}}, "tools": []}
+            text = json.dumps(fields)
+        return text
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
