@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from ctypes import c_float, c_long, c_void_p, pointer
+from ctypes import addressof, c_float, c_long, c_void_p, pointer
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -282,13 +282,13 @@ class Chained:
             start=start,
             limit=limit,
             tokens=self._tokens,
-            confidences=self._confidences,
+            confidences=addressof(self._confidences),
             guesses=self._guesses,
             guess_count=guess_count,
             probes=self._probes,
             probe_count=probe_count,
             probed=pointer(self._probed),
-            probed_confidence=pointer(self._probed_confidence),
+            probed_confidence=addressof(self._probed_confidence),
             mask_embedding=None if request.mask_embedding is None else request.mask_embedding.data_ptr(),
             drawing=describe_drawing(request.drawing, start + 1),
             adapter=native_adapter(request.state.adapter),

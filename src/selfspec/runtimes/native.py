@@ -247,7 +247,7 @@ class NativeForward:
         rope.reserve(self._like, max(each.end for each in requests))
         chain, held = self.describe_chain(rope, sequences, self._all, packed=requests[0].state.cache.packed)
         head = chain.forward.contents.head.contents
-        head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
+        head.out, head.tokens, head.finite = values.data_ptr(), tokens, addressof(finite)
         confidences = None
         if any(int(each.token_ids[-1]) == PROBE for each in requests):
             confidences = torch.empty(rows, dtype=torch.float32)
@@ -326,7 +326,7 @@ class NativeForward:
         values, tokens, finite = stream.new_empty(rows, self._head.outputs), (c_long * rows)(), (c_bool * rows)()
         confidences = torch.empty(rows, dtype=torch.float32) if confidence else None
         head = NativeHead.from_buffer_copy(self._head)
-        head.out, head.tokens, head.finite = values.data_ptr(), addressof(tokens), addressof(finite)
+        head.out, head.tokens, head.finite = values.data_ptr(), tokens, addressof(finite)
         head.confidences = None if confidences is None else confidences.data_ptr()
         if drawings is not None:
             head.drawings = drawings

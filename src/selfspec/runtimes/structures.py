@@ -1,9 +1,10 @@
-"""What the C++ code is given, as ctypes structures: see the headers beside this file.
+"""What the C++ code is given, as ctypes structures with the fields that the headers beside this file declare.
 
-``layout.h`` has their sizes and fields, which are compared with these when a library is loaded.
+``layout.h`` has their sizes and offsets, which are compared with these when a library is loaded.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import (
     CDLL,
     CFUNCTYPE,
@@ -18,232 +19,153 @@ from ctypes import (
     c_void_p,
     sizeof,
 )
+from pathlib import Path
+from typing import Any
 
 from selfspec.model.mxint8 import SHARED
 from selfspec.runtimes.formats import BLOCK, FORMATS, TILE
 
+_HEADERS = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.h"))
+_BODIES = dict(re.findall(r"^struct (\w+) {\n(.*?)^};", _HEADERS, re.MULTILINE | re.DOTALL))
+_NUMBERS = {"long": c_long, "int": c_int, "float": c_float, "double": c_double, "uint64_t": c_uint64}
 
+STRUCTURES: dict[str, type[Structure]] = {}
+"""The structures by their names in the headers."""
+
+
+def _declared(name: str, **functions: Any) -> Callable[[type[Structure]], Any]:
+    """Gives a class the fields of the structure that has this name in the headers; ``functions`` are those it calls."""
+
+    def describe(structure: type[Structure]) -> type[Structure]:
+        structure._fields_ = [*_fields(name, functions)]
+        STRUCTURES[name] = structure
+        return structure
+
+    return describe
+
+
+def _fields(name: str, functions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for line in _BODIES[name].splitlines():
+        code = line.partition("//")[0].strip().removeprefix("const ")
+        if function := re.search(r"\(\*(\w+)\)", code):
+            yield function[1], functions[function[1]]
+        elif code and "(" not in code:  # otherwise it is one of the structure's functions
+            kind, declared = re.fullmatch(r"(\w+)(.*);", code).groups()  # type: ignore[union-attr]
+            for each in declared.split(","):
+                yield each.split()[-1].lstrip("*"), _kind(kind, each.count("*"))
+
+
+def _kind(name: str, stars: int) -> Any:
+    """What ctypes calls a type. Pointers to other numbers than ``long`` and ``int`` are addresses, as tensors have."""
+    if stars == 2:
+        return POINTER(c_void_p)
+    if stars and name not in ("long", "int", *STRUCTURES):
+        return c_void_p
+    own = _NUMBERS[name] if name in _NUMBERS else STRUCTURES[name]
+    return POINTER(own) if stars else own
+
+
+@_declared("Stored")
 class Stored(Structure):
     """Weights of few bits of some outputs of a linear layer, in tiles."""
 
-    _fields_ = (("tiles", c_void_p), ("outputs", c_long), ("format", c_int))
 
-
+@_declared("Linear")
 class Linear(Structure):
     """A linear layer: weights ``[outputs, inputs]``, or parts of few bits; bias ``[outputs]`` or null.
 
     ``order`` is of the parts' inputs, the place of each in a row, or null.
     """
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("weights", "bias")),
-        ("parts", POINTER(Stored)),
-        *((name, c_int) for name in ("count", "short_rows")),
-        ("order", c_void_p),
-    )
 
-
+@_declared("Norm")
 class Norm(Structure):
     """A norm of a row; none where ``kind`` is 0."""
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("weight", "bias")),
-        ("epsilon", c_float),
-        *((name, c_int) for name in ("kind", "rounds")),
-        ("added", c_float),
-    )
 
-
+@_declared("Heads")
 class Heads(Structure):
     """Sizes of an attention branch."""
 
-    _fields_ = (*((name, c_long) for name in ("heads", "key_heads", "dim")), ("shared", c_int))
 
-
+@_declared("AttentionWeights")
 class AttentionWeights(Structure):
     """An attention branch."""
 
-    _fields_ = (
-        *((name, Linear) for name in ("inputs", "output")),
-        *((name, Norm) for name in ("query_norm", "key_norm")),
-        *((name, c_int) for name in ("norms_rows", "norms_last", "neighbours")),
-        ("sizes", Heads),
-        *((name, c_float) for name in ("scale", "softcap")),
-        ("sinks", c_void_p),
-        ("layer", c_int),
-    )
 
-
+@_declared("MlpWeights")
 class MlpWeights(Structure):
     """An MLP branch."""
 
-    _fields_ = (
-        *((name, Linear) for name in ("gate_up", "down")),
-        ("inner", c_long),
-        *((name, c_int) for name in ("activation", "gated")),
-        *((name, c_float) for name in ("alpha", "limit")),
-    )
 
-
+@_declared("MixtureWeights")
 class MixtureWeights(Structure):
     """A mixture of experts: the weights of all of them follow each other; no shared one where its ``inner`` is 0."""
 
-    _fields_ = (
-        ("router", Linear),
-        *((name, MlpWeights) for name in ("experts", "shared")),
-        *((name, c_long) for name in ("count", "top")),
-        *((name, c_int) for name in ("normalizes", "sigmoid")),
-        ("bias", c_void_p),
-        *((name, c_long) for name in ("groups", "kept", "best_of_group")),
-        ("scale", c_float),
-        *((name, c_int) for name in ("exact", "shared_gated")),
-    )
 
-
+@_declared("LatentWeights")
 class LatentWeights(Structure):
     """Attention to latents; see ``latent.h``."""
 
-    _fields_ = (
-        *((name, Linear) for name in ("inputs", "queries", "output")),
-        ("expanding", c_void_p),
-        *((name, Norm) for name in ("query_norm", "latent_norm")),
-        *((name, c_long) for name in ("rank", "heads", "key", "value", "turned", "latent")),
-        ("halves", c_int),
-        ("scale", c_float),
-        ("layer", c_int),
-    )
 
-
+@_declared("StateNet")
 class NativeStateNet(Structure):
     """A layer with a state for each head; see ``state_net.h``."""
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("conv", "conv_bias", "decay", "bias", "skip", "norm")),
-        *((name, c_float) for name in ("epsilon", "lowest", "highest")),
-        *((name, c_long) for name in ("queries", "keys", "values", "groups", "heads", "state", "size", "taps")),
-        ("delta", c_int),
-    )
 
-
+@_declared("Sublayer")
 class NativeSublayer(Structure):
     """A branch of a forward: attention, an MLP, a mixture of experts or attention to latents; the others are null."""
 
-    _fields_ = (
-        ("attention", POINTER(AttentionWeights)),
-        ("mlp", POINTER(MlpWeights)),
-        *((name, Norm) for name in ("before", "after")),
-        ("multiplier", c_float),
-        *((name, c_int) for name in ("view", "turn")),
-        ("hidden", c_long),
-        ("mixture", POINTER(MixtureWeights)),
-        ("latent", POINTER(LatentWeights)),
-    )
 
-
+@_declared("View")
 class View(Structure):
     """The slots that the rows of a sequence see through a window."""
 
-    _fields_ = (("visible", c_void_p), ("first", c_long), ("window", c_long))
 
-
+@_declared("CosSin")
 class NativeCosSin(Structure):
     """Cosine and signed sine of the rows' positions."""
 
-    _fields_ = (("cosine", c_void_p), ("sine", c_void_p), ("dim", c_long), ("is_float", c_int))
 
-
+@_declared("LowRankOutputs")
 class LowRankOutputs(Structure):
     """The second factor of a low-rank product, whose sums are added to a product's outputs from ``first`` on."""
 
-    _fields_ = (("weights", c_void_p), *((name, c_long) for name in ("rank", "outputs", "first")), ("scale", c_float))
 
-
+@_declared("LowRank")
 class NativeLowRank(Structure):
     """The low-rank products that an adapter adds to a product; ``inputs`` are the first factors of all."""
 
-    _fields_ = (("inputs", Linear), ("rank", c_long), ("outputs", POINTER(LowRankOutputs)), ("count", c_long))
 
-
+@_declared("AdaptedSublayer")
 class AdaptedSublayer(Structure):
     """What an adapter adds to the two products of a sublayer."""
 
-    _fields_ = (("entering", NativeLowRank), ("leaving", NativeLowRank))
 
-
+@_declared("Part")
 class Part(Structure):
     """The rows of one sequence."""
 
-    _fields_ = (
-        ("caches", POINTER(c_void_p)),
-        *((name, c_long) for name in ("capacity", "start", "first_row", "rows")),
-        ("views", POINTER(View)),
-        ("adapter", POINTER(AdaptedSublayer)),
-    )
 
-
+@_declared("Drawing")
 class NativeDrawing(Structure):
     """How the token of a row is drawn; not at all where the temperature is 0."""
 
-    _fields_ = (("key", c_uint64), ("position", c_long), ("temperature", c_float))
 
-
+@_declared("Head")
 class NativeHead(Structure):
     """Final norm and LM head, and where their results go; the norm alone where ``linear`` has no weights."""
 
-    _fields_ = (
-        ("norm", Norm),
-        ("linear", Linear),
-        *((name, c_long) for name in ("hidden", "outputs")),
-        ("rows", POINTER(c_long)),
-        ("count", c_long),
-        *((name, c_void_p) for name in ("out", "tokens", "confidences", "finite")),
-        ("drawings", POINTER(NativeDrawing)),
-        *((name, c_float) for name in ("divisor", "softcap")),
-    )
 
-
+@_declared("Forward")
 class NativeCall(Structure):
     """A forward: its sublayers, the states to keep, the rows of each sequence, their rotations, the head if it runs."""
 
-    _fields_ = (
-        ("sublayers", POINTER(NativeSublayer)),
-        ("which", POINTER(c_int)),
-        ("count", c_long),
-        ("kept", POINTER(c_void_p)),
-        ("kept_rows", POINTER(c_long)),
-        ("parts", POINTER(Part)),
-        ("part_count", c_long),
-        ("turns", POINTER(NativeCosSin)),
-        ("threads", c_int),
-        ("head", POINTER(NativeHead)),
-        ("packed", c_int),
-        ("entry", POINTER(Linear)),
-        ("entering", c_void_p),
-    )
 
-
+@_declared("ChainSequence")
 class ChainSequence(Structure):
     """A sequence whose tokens are drafted in a chain, and how many were; or a chain or tree to verify."""
-
-    _fields_ = (
-        ("caches", POINTER(c_void_p)),
-        *((name, c_long) for name in ("capacity", "start", "limit")),
-        ("tokens", POINTER(c_long)),
-        ("confidences", POINTER(c_float)),
-        ("guesses", POINTER(c_long)),
-        ("guess_count", c_long),
-        ("probes", POINTER(c_long)),
-        ("probe_count", c_long),
-        ("probed", POINTER(c_long)),
-        ("probed_confidence", POINTER(c_float)),
-        ("mask_embedding", c_void_p),
-        ("drawing", NativeDrawing),
-        ("kept", POINTER(c_void_p)),
-        ("depths", POINTER(c_long)),
-        ("visible", c_void_p),
-        ("adapter", POINTER(AdaptedSublayer)),
-        *((name, c_long) for name in ("drafted", "guessed", "finite")),
-    )
 
 
 Follow = CFUNCTYPE(c_int, c_long, c_long, c_float)
@@ -253,85 +175,25 @@ PlanForward = CFUNCTYPE(None)
 """Lays the rows of the next forward out."""
 
 
+@_declared("HeadEntry")
 class NativeHeadEntry(Structure):
     """What enters the layer of a multi-token-prediction head."""
 
-    _fields_ = (
-        ("projection", Linear),
-        *((name, Norm) for name in ("token_norm", "state_norm")),
-        ("state_first", c_int),
-        ("hidden", c_long),
-    )
 
-
+@_declared("HeadText")
 class NativeHeadText(Structure):
     """What such a head knows of a sequence; see ``mtp.h``."""
 
-    _fields_ = (
-        ("caches", POINTER(c_void_p)),
-        *((name, c_long) for name in ("capacity", "start")),
-        ("states", c_void_p),
-        ("tokens", POINTER(c_long)),
-        *((name, c_long) for name in ("missing", "limit")),
-    )
 
-
+@_declared("DraftHead")
 class NativeDraftHead(Structure):
     """Such a head, which drafts the guesses of a chain; ``chain`` is a ``NativeChain``."""
 
-    _fields_ = (
-        ("chain", c_void_p),
-        ("entry", NativeHeadEntry),
-        ("texts", POINTER(NativeHeadText)),
-        ("seconds", c_double),
-    )
 
-
+@_declared("Chain", follow=Follow, plan=PlanForward)
 class NativeChain(Structure):
     """Forwards after each other, each over the tokens that the one before it chose."""
 
-    _fields_ = (
-        ("forward", POINTER(NativeCall)),
-        ("embedding", c_void_p),
-        ("table", POINTER(Linear)),
-        ("scale", c_float),
-        ("windows", POINTER(c_long)),
-        ("window_count", c_long),
-        ("sequences", POINTER(ChainSequence)),
-        ("count", c_long),
-        ("follow", Follow),
-        ("plan", PlanForward),
-        ("head", POINTER(NativeDraftHead)),
-    )
-
-
-STRUCTURES: Mapping[str, type[Structure]] = {
-    "Stored": Stored,
-    "Linear": Linear,
-    "Norm": Norm,
-    "Heads": Heads,
-    "AttentionWeights": AttentionWeights,
-    "MlpWeights": MlpWeights,
-    "MixtureWeights": MixtureWeights,
-    "LatentWeights": LatentWeights,
-    "StateNet": NativeStateNet,
-    "Sublayer": NativeSublayer,
-    "View": View,
-    "CosSin": NativeCosSin,
-    "LowRankOutputs": LowRankOutputs,
-    "LowRank": NativeLowRank,
-    "AdaptedSublayer": AdaptedSublayer,
-    "Part": Part,
-    "Drawing": NativeDrawing,
-    "Head": NativeHead,
-    "Forward": NativeCall,
-    "ChainSequence": ChainSequence,
-    "Chain": NativeChain,
-    "HeadEntry": NativeHeadEntry,
-    "HeadText": NativeHeadText,
-    "DraftHead": NativeDraftHead,
-}
-"""The structures by their names in the headers."""
 
 CONSTANTS = {
     "BLOCK": BLOCK,
