@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,36 +17,7 @@ from selfspec.methods.base import Method
 from selfspec.methods.settings import MethodSettings, parse_settings, setting_values, suggest
 from selfspec.runtimes.target import Target
 
-ENTRY_POINTS = "selfspec.methods"
-"""The entry-point group: name of the method → ``module:Class``."""
-
-COMPOSITION_POINTS = "selfspec.compositions"
-"""The entry-point group of what makes methods of names in parentheses: its name → ``module:Class``."""
-
 _DESCRIPTION = ("name", "summary", "source")
-
-
-def outside_methods() -> dict[str, list[EntryPoint]]:
-    """The entry points of all installed packages, by name. A name should have one; nothing is imported."""
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)):
-        entries = found.setdefault(entry.name, [])
-        if entry.value not in [other.value for other in entries]:  # a package may be found twice on the path
-            entries.append(entry)
-    return found
-
-
-def load_entry_point(name: str, entries: list[EntryPoint]) -> type[Method]:
-    """The method of an entry point; refuses several of one name."""
-    if len(entries) > 1:
-        given = " and ".join(entry.value for entry in entries)
-        raise MethodLoadError(f"{given} are both called '{name}'; choose one of them as module:Class")
-    method_class = import_method(entries[0].value)
-    if method_class.name != name:
-        raise MethodLoadError(
-            f"the entry point '{name}' is {entries[0].value}, whose name is '{method_class.name}'; give both one name"
-        )
-    return method_class
 
 
 def import_method(reference: str) -> type[Method]:
@@ -101,11 +72,61 @@ def _current_folder_on_path() -> Iterator[None]:
         sys.path.remove(folder)
 
 
+class _Named:
+    """Classes by name: those of this package, and those of an entry-point group (name → ``module:Class``)."""
+
+    def __init__(self, group: str, own: dict[str, type[Any]]) -> None:
+        self._group, self.own = group, own
+
+    def outside(self) -> dict[str, list[str]]:
+        """The entry points of all installed packages, by name. A name should have one; nothing is imported."""
+        found: dict[str, list[str]] = {}
+        for entry in sorted(entry_points(group=self._group), key=lambda entry: (entry.name, entry.value)):
+            values = found.setdefault(entry.name, [])
+            values += [entry.value] if entry.value not in values else []  # a package may be found twice on the path
+        return found
+
+    def names(self) -> dict[str, None]:
+        """All names, those of this package first."""
+        return dict.fromkeys([*self.own, *self.outside()])
+
+    def load(self, name: str) -> type[Any]:
+        """The class of a name, this package's if it has one; refuses several entry points of one name."""
+        if name in self.own:
+            return self.own[name]
+        values = self.outside()[name]
+        if len(values) > 1:
+            raise MethodLoadError(
+                f"{' and '.join(values)} are both called '{name}'; choose one of them as module:Class"
+            )
+        found = import_method(values[0])
+        if found.name != name:
+            raise MethodLoadError(
+                f"the entry point '{name}' is {values[0]}, whose name is '{found.name}'; give both one name"
+            )
+        return found
+
+    def all(self) -> tuple[dict[str, type[Any]], list[MethodLoadError]]:
+        """All classes, and what is wrong with the entry points that have none."""
+        found, errors = dict(self.own), []
+        for name, values in self.outside().items():
+            try:
+                if name in self.own:
+                    given = " and ".join(values)
+                    raise MethodLoadError(f"'{name}' is a method of selfspec, not {given}; give that another name")
+                found[name] = self.load(name)
+            except MethodLoadError as error:
+                errors.append(error)
+        return found, errors
+
+
 METHODS: dict[str, type[Method]] = {}
 """The methods of this package, by name."""
 
 COMPOSITIONS: dict[str, type[Any]] = {}
 """What makes methods of names in parentheses, by name: ``paper(del)``. Entry points add others."""
+
+_METHODS, _COMPOSITIONS = _Named("selfspec.methods", METHODS), _Named("selfspec.compositions", COMPOSITIONS)
 
 LAB_METHODS = ("adaptive-cosine", "cascade", "jacobi", "lookahead", "mixed")
 """Methods of selfspec-lab. Without that package, an error says what to install."""
@@ -146,16 +167,15 @@ def find_method(method: str | type[Method]) -> type[Method]:
         return check_method_class(method, repr(method))
     if method in METHODS:
         return METHODS[method]
-    if "(" in method or ")" in method or method in _composition_names():
+    if "(" in method or ")" in method or method in _COMPOSITIONS.names():
         return _compose(method)
     if ":" in method:
         return import_method(method)
-    outside = outside_methods()
-    if method in outside:
-        return load_entry_point(method, outside[method])
+    if method in (methods := _METHODS.names()):
+        return _METHODS.load(method)
     if method in LAB_METHODS:
         raise UnknownMethodError(f"the method '{method}' {IN_THE_LAB}")
-    known = [*METHODS, *outside, *_composition_names()]
+    known = [*methods, *_COMPOSITIONS.names()]
     raise UnknownMethodError(
         f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; or "
         "module:Class for one that is not installed as a plugin)"
@@ -168,7 +188,7 @@ def _compose(text: str) -> type[Method]:
     example = "paper(swift)"
     if found is None:
         raise UnknownMethodError(f"'{text}' names no method; write its stages in parentheses, as in {example}")
-    name, stages, known = found[1], [stage.strip() for stage in found[2].split(",")], _composition_names()
+    name, stages, known = found[1], [stage.strip() for stage in found[2].split(",")], _COMPOSITIONS.names()
     if name not in known:
         if name in LAB_METHODS:
             raise UnknownMethodError(f"the method '{name}' {IN_THE_LAB}")
@@ -177,45 +197,18 @@ def _compose(text: str) -> type[Method]:
         raise UnknownMethodError(f"a stage in '{text}' has stages of its own; write all side by side, as in {example}")
     if "" in stages:
         raise UnknownMethodError(f"'{text}' has an empty stage; write for example {example}")
-    composed: type[Method] = _load_composition(name).named(stages)
+    composed: type[Method] = _COMPOSITIONS.load(name).named(stages)
     return composed
-
-
-def _composition_names() -> dict[str, None]:
-    return dict.fromkeys([*COMPOSITIONS, *(entry.name for entry in entry_points(group=COMPOSITION_POINTS))])
-
-
-def _load_composition(name: str) -> type[Any]:
-    """A class of this package, or else of an entry point; raises ``MethodLoadError`` if that cannot be imported."""
-    if name in COMPOSITIONS:
-        return COMPOSITIONS[name]
-    (value, *_) = (entry.value for entry in entry_points(group=COMPOSITION_POINTS) if entry.name == name)
-    return import_method(value)
 
 
 def all_methods() -> tuple[dict[str, type[Method]], list[MethodLoadError]]:
     """The methods of this package and those of entry points."""
-    methods, errors = dict(METHODS), []
-    for name, entries in outside_methods().items():
-        try:
-            if name in METHODS:
-                values = " and ".join(entry.value for entry in entries)
-                raise MethodLoadError(f"'{name}' is a method of selfspec, not {values}; give that another name")
-            methods[name] = load_entry_point(name, entries)
-        except MethodLoadError as error:
-            errors.append(error)
-    return methods, errors
+    return _METHODS.all()
 
 
 def all_compositions() -> tuple[dict[str, type[Any]], list[MethodLoadError]]:
     """What makes methods of names, of this package and of entry points."""
-    found, errors = dict[str, type[Any]](), []
-    for name in _composition_names():
-        try:
-            found[name] = _load_composition(name)
-        except MethodLoadError as error:
-            errors.append(error)
-    return found, errors
+    return _COMPOSITIONS.all()
 
 
 def make_method(method: str | type[Method], target: Target, settings: Mapping[str, Any] | None = None) -> Method:

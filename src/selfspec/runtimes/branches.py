@@ -2,9 +2,10 @@
 
 import ctypes
 from collections.abc import Sequence
+from ctypes import Structure
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.nn import functional
@@ -30,7 +31,9 @@ from selfspec.runtimes.structures import (
     Norm,
 )
 
+W = TypeVar("W", bound=Structure)
 Weights: TypeAlias = AttentionWeights | MlpWeights | MixtureWeights | LatentWeights
+_FIELDS = {AttentionWeights: "attention", MlpWeights: "mlp", MixtureWeights: "mixture", LatentWeights: "latent"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,26 +64,23 @@ class NativeBranch:
     def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
         """The structure for the C++ code, by the sliding windows and the layer types of ropes of the whole forward."""
         before, after = map(describe_norm, self.norms)
-        common = {"before": before, "after": after, "multiplier": self.multiplier, "hidden": self.hidden}
+        view = windows.index(self.window) if self.attends else 0
         turn = kinds.index(self.rope) if self.turns else -1
-        if isinstance(self.weights, MlpWeights):
-            return NativeSublayer(mlp=ctypes.pointer(self.weights), turn=turn, **common)
-        if isinstance(self.weights, MixtureWeights):
-            return NativeSublayer(mixture=ctypes.pointer(self.weights), turn=turn, **common)
-        view = windows.index(self.window)
-        if isinstance(self.weights, LatentWeights):
-            return NativeSublayer(latent=ctypes.pointer(self.weights), view=view, turn=turn, **common)
-        return NativeSublayer(attention=ctypes.pointer(self.weights), view=view, turn=turn, **common)
+        return NativeSublayer(
+            before=before,
+            after=after,
+            multiplier=self.multiplier,
+            view=view,
+            turn=turn,
+            hidden=self.hidden,
+            **{_FIELDS[type(self.weights)]: ctypes.pointer(self.weights)},
+        )
 
 
-def _linears(weights: Weights) -> tuple[Linear, ...]:
-    if isinstance(weights, LatentWeights):
-        return weights.inputs, weights.queries, weights.output
-    if isinstance(weights, AttentionWeights):
-        return weights.inputs, weights.output
-    if isinstance(weights, MlpWeights):
-        return weights.gate_up, weights.down
-    return (*_linears(weights.experts), *_linears(weights.shared))
+def _linears(weights: Structure) -> list[Linear]:
+    parts = [getattr(weights, name) for name, *_ in weights._fields_]
+    own = [part for part in parts if isinstance(part, Linear)]
+    return own + [linear for part in parts if isinstance(part, MlpWeights) for linear in _linears(part)]
 
 
 def compile_block(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
@@ -132,22 +132,13 @@ def _describe(block: FusedBlock) -> Weights | None:
     ]
     if isinstance(block, FusedMLP):
         return mlps[0]
-    routing = block.routing
-    return MixtureWeights(
+    return _filled(
+        MixtureWeights,
+        block,
         router=block.router.linear,
         experts=mlps[0],
         shared=mlps[1] if mlps[1:] else MlpWeights(),
-        count=block.count,
-        top=block.top,
-        normalizes=routing.normalizes,
-        sigmoid=routing.sigmoid,
-        bias=None if routing.bias is None else routing.bias.data_ptr(),
-        groups=routing.groups,
-        kept=routing.kept_groups,
-        best_of_group=routing.best_of_group,
-        scale=routing.scale,
-        exact=routing.exact and (1 if block.router.dtype == torch.float32 else 2),
-        shared_gated=routing.shared_gated,
+        bias=None if block.bias is None else block.bias.data_ptr(),
     )
 
 
@@ -157,16 +148,14 @@ def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
     if not fits or not _known(*block.head_norms):
         return None
     query_norm, key_norm = map(describe_norm, block.head_norms or (None, None))
-    return AttentionWeights(
+    return _filled(
+        AttentionWeights,
+        block,
         inputs=block.products[0].linear,
         output=block.products[1].linear,
         query_norm=query_norm,
         key_norm=key_norm,
-        norms_rows=block.norms_rows,
-        norms_last=block.norms_last,
-        neighbours=block.neighbours,
         sizes=Heads(block.heads, block.key_heads, block.head_dim),
-        scale=block.scale,
         softcap=block.softcap or 0.0,
         sinks=None if block.sinks is None else block.sinks.data_ptr(),
         layer=block.index,
@@ -179,23 +168,23 @@ def _describe_latent_attention(block: CompiledLatentAttention) -> LatentWeights 
     if width % constants["DIM_STEP"] or width > constants["MOST_DIM"]:
         return None
     inputs, queries, output = (Linear() if each is None else each.linear for each in products)
-    return LatentWeights(
+    return _filled(
+        LatentWeights,
+        block,
         inputs=inputs,
         queries=queries,
         output=output,
         expanding=block.expanding.data_ptr(),
         query_norm=describe_norm(block.query_norm),
         latent_norm=describe_norm(block.latent_norm),
-        rank=block.rank,
-        heads=block.heads,
-        key=block.key,
-        value=block.value,
-        turned=block.turned,
-        latent=block.latent,
-        halves=block.halves,
-        scale=block.scale,
         layer=block.index,
     )
+
+
+def _filled(kind: type[W], block: FusedBlock, **given: Any) -> W:
+    """A structure with these fields; the others are the block's attributes of the same names."""
+    names = (name for name, *_ in kind._fields_ if name not in given)
+    return kind(**given, **{name: getattr(block, name) for name in names})
 
 
 def native_activation(function: Function) -> int | None:

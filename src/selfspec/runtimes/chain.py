@@ -215,27 +215,14 @@ class VerifyRequest:
 
         ``like`` has the model's dtype, and its hidden size in the last dimension; the model has ``sublayers``.
         """
-        cache, tokens = self.state.cache, self.token_ids.tolist()
-        assert self.end <= cache.capacity, f"slots up to {self.end} do not fit a cache of {cache.capacity}"
-        structure = ChainSequence(
-            caches=cache.addresses,
-            capacity=cache.capacity,
-            start=cache.length,
-            tokens=(c_long * len(tokens))(*tokens),
-            drafted=len(tokens) - 1,
-            mask_embedding=None if self.mask_embedding is None else self.mask_embedding.data_ptr(),
-            drawing=describe_drawing(self.drawing, cache.length + 1),
-            adapter=native_adapter(self.state.adapter),
-        )
+        tokens = self.token_ids.tolist()
+        captured = {index: like.new_empty(len(tokens), like.shape[-1]) for index in self.capture}
+        structure = _describe(self, self.end, captured, sublayers)
+        structure.tokens, structure.drafted = (c_long * len(tokens))(*tokens), len(tokens) - 1
         if self.depths is not None and self.visible is not None:
             assert self.visible.is_contiguous()
             structure.depths = (c_long * len(tokens))(*self.depths)
             structure.visible = self.visible.data_ptr()
-        captured = {index: like.new_empty(len(tokens), like.shape[-1]) for index in self.capture}
-        if captured:
-            structure.kept = (c_void_p * (sublayers + 1))()
-            for index, states in captured.items():
-                structure.kept[index] = states.data_ptr()
         return structure, captured
 
 
@@ -262,9 +249,7 @@ class Chained:
     """
 
     def __init__(self, request: DraftRequest, like: torch.Tensor) -> None:
-        cache, limit, sublayers = request.state.cache, request.limit, request.sublayers
-        start = cache.length
-        assert start + limit <= cache.capacity, f"{start + limit} slots do not fit a cache of {cache.capacity}"
+        limit, sublayers = request.limit, request.sublayers
         places = {index: bisect_left(sublayers, index) for index in request.capture}
         self._request, self._places = request, places
         self._failure: BaseException | None = None
@@ -276,27 +261,13 @@ class Chained:
         self._head: HeadDraft | None = None
         guess_count, probe_count = self._write(request.rows(()))
         self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
-        self.structure = ChainSequence(
-            caches=cache.addresses,
-            capacity=cache.capacity,
-            start=start,
-            limit=limit,
-            tokens=self._tokens,
-            confidences=addressof(self._confidences),
-            guesses=self._guesses,
-            guess_count=guess_count,
-            probes=self._probes,
-            probe_count=probe_count,
-            probed=pointer(self._probed),
-            probed_confidence=addressof(self._probed_confidence),
-            mask_embedding=None if request.mask_embedding is None else request.mask_embedding.data_ptr(),
-            drawing=describe_drawing(request.drawing, start + 1),
-            adapter=native_adapter(request.state.adapter),
-        )
-        if self._states:
-            self.structure.kept = (c_void_p * (len(sublayers) + 1))()
-            for place, states in self._states.items():
-                self.structure.kept[place] = states.data_ptr()
+        self.structure = _describe(request, request.state.cache.length + limit, self._states, len(sublayers))
+        self.structure.limit = limit
+        self.structure.tokens, self.structure.confidences = self._tokens, addressof(self._confidences)
+        self.structure.guesses, self.structure.guess_count = self._guesses, guess_count
+        self.structure.probes, self.structure.probe_count = self._probes, probe_count
+        self.structure.probed = pointer(self._probed)
+        self.structure.probed_confidence = addressof(self._probed_confidence)
 
     def follow(self, token_id: int, confidence: float) -> bool:
         """Is called with each drafted token; returns whether the draft ends with it."""
@@ -367,6 +338,28 @@ class Chained:
             tuple(self.forwards),
             structure.finite,
         )
+
+
+def _describe(
+    request: DraftRequest | VerifyRequest, end: int, kept: Mapping[int, torch.Tensor], sublayers: int
+) -> ChainSequence:
+    """A sequence for the C++ code, with slots up to ``end``: ``kept`` are states to copy, by place in the sublayers."""
+    state, mask_embedding = request.state, request.mask_embedding
+    cache = state.cache
+    assert end <= cache.capacity, f"slots up to {end} do not fit a cache of {cache.capacity}"
+    structure = ChainSequence(
+        caches=cache.addresses,
+        capacity=cache.capacity,
+        start=cache.length,
+        mask_embedding=None if mask_embedding is None else mask_embedding.data_ptr(),
+        drawing=describe_drawing(request.drawing, cache.length + 1),
+        adapter=native_adapter(state.adapter),
+    )
+    if kept:
+        structure.kept = (c_void_p * (sublayers + 1))()
+        for place, states in kept.items():
+            structure.kept[place] = states.data_ptr()
+    return structure
 
 
 def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:

@@ -1,7 +1,7 @@
 """Drafts tokens of several sequences: in one native call where kernels choose them, else forward by forward."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -98,27 +98,59 @@ class _Step:
     logits: Logits | None = None
 
 
-class _Stepping:
-    """A draft in progress, forward by forward."""
+class DraftedTokens:
+    """The tokens of a draft in progress, each of which ``request.choose`` chooses."""
 
-    def __init__(self, runner: Stack, request: DraftRequest) -> None:
+    def __init__(self, request: DraftRequest) -> None:
         self.request = request
-        self.head_start = (
-            head_start(request.pending.device) if request.stop is not None and request.guess is None else 0
-        )
-        self._runner = runner
-        self._begun: _Step | None = None
-        self._tokens: list[torch.Tensor] = []
+        self.tokens: list[torch.Tensor] = []
         self._copies: list[AsyncCopy | None] = []
         self._numbers: list[list[float]] = []
-        self._states: dict[int, list[torch.Tensor]] = {index: [] for index in request.capture}
-        self._guessed, self._forwards = 0, list[int]()
         self._decided, self._stopped = 0, False
 
     @property
     def goes_on(self) -> bool:
         """Whether there is another token to draft."""
-        return not self._stopped and len(self._tokens) < self.request.limit
+        return not self._stopped and len(self.tokens) < self.request.limit
+
+    def choose(self, logits: Logits) -> None:
+        """Takes the token of a row of logits."""
+        assert self.request.choose is not None
+        chosen = self.request.choose(logits, len(self.tokens))
+        self.tokens.append(chosen.token)
+        self._copies.append(AsyncCopy(*chosen.numbers) if chosen.numbers else None)
+        self._stopped = chosen.last
+
+    def decide(self) -> None:
+        """Lets the stopping rule decide on the last token, once."""
+        if self.request.stop is not None and self._decided < len(self.tokens):
+            self._decided = len(self.tokens)
+            self._stopped |= self.request.stop(self._read(self._decided - 1)[0])
+
+    def finish(self, captured: Mapping[int, torch.Tensor], guessed: int, forwards: Sequence[int]) -> Drafted:
+        """The finished draft; see ``Drafted``."""
+        numbers = [self._read(index) for index in range(len(self.tokens))]
+        return Drafted(torch.cat(self.tokens), numbers, captured, guessed, tuple(forwards))
+
+    def _read(self, index: int) -> list[float]:
+        """The numbers of a token; waits for them when first read."""
+        for copied in self._copies[len(self._numbers) : index + 1]:
+            self._numbers.append([] if copied is None else copied.wait())
+        return self._numbers[index]
+
+
+class _Stepping(DraftedTokens):
+    """A draft in progress, forward by forward."""
+
+    def __init__(self, runner: Stack, request: DraftRequest) -> None:
+        super().__init__(request)
+        self.head_start = (
+            head_start(request.pending.device) if request.stop is not None and request.guess is None else 0
+        )
+        self._runner = runner
+        self._begun: _Step | None = None
+        self._states: dict[int, list[torch.Tensor]] = {index: [] for index in request.capture}
+        self._guessed, self._forwards = 0, list[int]()
 
     @property
     def step(self) -> _Step:
@@ -131,9 +163,9 @@ class _Stepping:
         if self._begun is not None:
             return
         request, runner = self.request, self._runner
-        guesses = [] if request.guess is None else request.guesses([int(token) for token in self._tokens])
-        token = self._tokens[-1] if self._tokens else request.pending
-        start = request.state.cache.length + len(self._tokens)
+        guesses = [] if request.guess is None else request.guesses([int(token) for token in self.tokens])
+        token = self.tokens[-1] if self.tokens else request.pending
+        start = request.state.cache.length + len(self.tokens)
         layout = runner.lay_out(request.state, 1 + len(guesses), start=start, drawing=request.drawing)
         if guesses:
             token = torch.cat([token, transfer.send(guesses, token.device)])
@@ -158,7 +190,7 @@ class _Stepping:
             if row == len(step.guesses):
                 return
             self.decide()
-            if self._stopped or int(self._tokens[-1]) != step.guesses[row]:
+            if self._stopped or int(self.tokens[-1]) != step.guesses[row]:
                 return
 
     def _take_row(self, step: _Step, row: int) -> None:
@@ -168,34 +200,12 @@ class _Stepping:
         and the generator of a request makes the draws, that they would without guesses.
         """
         assert step.logits is not None
-        assert self.request.choose is not None
-        logits = step.logits.row(row) if step.guesses else step.logits
-        chosen = self.request.choose(logits, len(self._tokens))
+        self.choose(step.logits.row(row) if step.guesses else step.logits)
         for sublayer, hidden_states in step.captured.items():
             self._states[sublayer].append(hidden_states[row : row + 1])
-        self._tokens.append(chosen.token)
-        self._copies.append(AsyncCopy(*chosen.numbers) if chosen.numbers else None)
-        self._stopped = chosen.last
         self._guessed += row > 0
-
-    def decide(self) -> None:
-        """Lets the stopping rule decide on the last token, once."""
-        if self.request.stop is not None and self._decided < len(self._tokens):
-            self._decided = len(self._tokens)
-            self._stopped |= self.request.stop(self._read(self._decided - 1)[0])
 
     def drafted(self) -> Drafted:
         """The finished draft."""
-        return Drafted(
-            torch.cat(self._tokens),
-            [self._read(index) for index in range(len(self._tokens))],
-            {index: torch.cat(rows) for index, rows in self._states.items() if rows},
-            self._guessed,
-            tuple(self._forwards),
-        )
-
-    def _read(self, index: int) -> list[float]:
-        """The numbers of a token; waits for them when first read."""
-        for copied in self._copies[len(self._numbers) : index + 1]:
-            self._numbers.append([] if copied is None else copied.wait())
-        return self._numbers[index]
+        captured = {index: torch.cat(rows) for index, rows in self._states.items() if rows}
+        return self.finish(captured, self._guessed, self._forwards)

@@ -4,7 +4,7 @@ Where a forward is not native, transformers' own module runs.
 """
 
 import math
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,83 +35,44 @@ EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 _PARTS = {"experts", "shared_expert", "shared_experts", "shared_expert_gate"}
 
 
-@dataclass(frozen=True, eq=False)
-class Routing:
-    """How rows choose experts; see ``mixture.h``.
-
-    Attributes:
-        normalizes: the weights of a row's experts add up to one.
-        sigmoid: scores are sigmoids of logits, not shares in a softmax.
-        bias: float32 ``[experts]``, added to scores where experts are chosen.
-        groups: of experts, which are chosen from ``kept_groups`` of them.
-        kept_groups: those whose best experts have the largest sum of scores.
-        best_of_group: as many experts of a group count for this, 1 or 2.
-        scale: of the weights of a row's experts.
-        exact: logits are float32.
-        shared_gated: the shared expert has a gate.
-    """
-
-    normalizes: bool
-    sigmoid: bool
-    bias: torch.Tensor | None
-    groups: int
-    kept_groups: int
-    best_of_group: int
-    scale: float
-    exact: bool
-    shared_gated: bool
-
-
-def _routing(module: Any, router: Any, mixture: Mixture) -> Routing:
-    bias = None
-    if mixture.bias is not None:
-        bias = module
-        for name in mixture.bias.split("."):
-            bias = getattr(bias, name)
-        bias = bias.detach().float().flatten().contiguous()
-    groups, kept = (int(getattr(router, name, None) or 1) for name in ("num_group", "topk_group"))
-    if getattr(router, "topk_method", None) == "greedy":
-        groups = kept = 1
-    return Routing(
-        normalizes=bool(getattr(router, "norm_topk_prob", mixture.normalizes)),
-        sigmoid=mixture.sigmoid,
-        bias=bias,
-        groups=groups,
-        kept_groups=kept,
-        best_of_group=mixture.best_of_group,
-        scale=float(getattr(router, "routed_scaling_factor", getattr(router, "router_scaling_factor", 1.0))),
-        exact=mixture.exact or bias is not None,
-        shared_gated=hasattr(module, "shared_expert_gate"),
-    )
-
-
 class CompiledMixture(FusedBlock):
     """Norm, router, the experts that rows choose, and one that all rows share if there is one.
 
+    Attributes with the name of a field of ``MixtureWeights`` are that field; see ``mixture.h``.
+
     Attributes:
         router: its logits, with that of the gate of the shared expert after them.
-        routing: which experts a row chooses by them.
+        bias: float32 ``[experts]``, added to scores where experts are chosen.
         products: gate and up of all experts, down of all; the same of the shared expert if there is one.
-        count: experts.
-        top: how many of them a row chooses.
     """
 
     def __init__(self, generic: BranchSublayer, family: Family) -> None:
         super().__init__(generic)
         module: Any = self.module
-        assert family.mixture is not None
-        router, experts = getattr(module, family.mixture.router), module.experts
+        mixture = family.mixture
+        assert mixture is not None
+        router, experts = getattr(module, mixture.router), module.experts
         self.norms = fast_norms(self, family)
         self.count, self.top = int(experts.num_experts), int(router.top_k)
-        self.routing = _routing(module, router, family.mixture)
+        self.normalizes = bool(getattr(router, "norm_topk_prob", mixture.normalizes))
+        self.sigmoid, self.best_of_group = mixture.sigmoid, mixture.best_of_group
+        bias: Any = None if mixture.bias is None else attrgetter(mixture.bias)(module)
+        self.bias = None if bias is None else bias.detach().float().flatten().contiguous()
+        is_greedy = getattr(router, "topk_method", None) == "greedy"
+        groups = [1 if is_greedy else int(getattr(router, name, None) or 1) for name in ("num_group", "topk_group")]
+        self.groups, self.kept = groups
+        self.scale = float(getattr(router, "routed_scaling_factor", getattr(router, "router_scaling_factor", 1.0)))
+        self.shared_gated = hasattr(module, "shared_expert_gate")
         self.activate = activation_of(experts)
         gates = [router.weight]
-        products = [_all_experts(experts, name, family.mixture) for name in EXPERT_WEIGHTS]
-        if (shared := getattr(module, family.mixture.shared, None)) is not None:
-            if self.routing.shared_gated:
+        products = [_all_experts(experts, name, mixture) for name in EXPERT_WEIGHTS]
+        if (shared := getattr(module, mixture.shared, None)) is not None:
+            if self.shared_gated:
                 gates.append(module.shared_expert_gate.weight)
             products += [join([shared.gate_proj, shared.up_proj]), join([shared.down_proj])]
         self.router = DenseProduct(join_parameters(gates), getattr(router, "bias", None))
+        is_exact, is_float = mixture.exact or self.bias is not None, self.router.dtype == torch.float32
+        self.exact = (1 if is_float else 2) if is_exact else 0
         self.products = tuple(map(CompiledProduct, products))
         self._signature = signature(self.modules)
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.mtp import MtpModules, read_mtp
-from selfspec.model.transfer import AsyncCopy
 from selfspec.runtimes.chain import Drafted, DraftRequest
+from selfspec.runtimes.draft_loop import DraftedTokens
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.precision import AnyPrecision
@@ -123,7 +123,7 @@ class MtpHead:
             each.text.missing.clear()
         while on := [each for each in running if each.goes_on]:
             self._step(on, [(self._own.norm(each.state), each.tokens[-1]) for each in on])
-        return [each.drafted() for each in running]
+        return [each.finish({}, 0, (1,) * len(each.tokens)) for each in running]
 
     def _take(self, text: SequenceState) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of a text that are missing; all but the last ones are made here."""
@@ -181,32 +181,21 @@ def _can_have(own: Target, precision: AnyPrecision) -> bool:
     return True
 
 
-class _Draft:
+class _Draft(DraftedTokens):
     """A draft in progress. ``start`` is the slot of the next row, ``state`` the residual stream of the last one."""
 
     def __init__(self, request: DraftRequest) -> None:
+        super().__init__(request)
         assert isinstance(request.state, MtpText)
-        self.request, self.text = request, request.state
+        self.text = request.state
         self.start = self.text.cache.length
-        self.tokens: list[torch.Tensor] = []
         self.state: torch.Tensor
-        self.goes_on = True
-        self._numbers: list[list[float]] = []
 
     def take(self, state: torch.Tensor, logits: Logits, rows: int) -> None:
         """Takes the token that the last of some rows chooses, ``[1, hidden]`` and its logits."""
-        request = self.request
-        assert request.choose is not None
-        chosen = request.choose(logits, len(self.tokens))
-        self.tokens.append(chosen.token)
-        self._numbers.append(AsyncCopy(*chosen.numbers).wait() if chosen.numbers else [])
-        stops = request.stop is not None and request.stop(self._numbers[-1][0])
-        self.goes_on = not (chosen.last or stops or len(self.tokens) == request.limit)
+        self.choose(logits)
+        self.decide()
         self.state, self.start = state, self.start + rows
-
-    def drafted(self) -> Drafted:
-        """The finished draft."""
-        return Drafted(torch.cat(self.tokens), self._numbers, {}, 0, (1,) * len(self.tokens))
 
 
 def first_outputs(head: Any, count: int) -> nn.Module:
