@@ -21,7 +21,6 @@ from selfspec.loading.adapters import find_adapter, read_adapters
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
-from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.methods.state import read_state, write_state
 from selfspec.model.adapters import unwrapped
 from selfspec.options import LOADING, EngineKeywords, EngineOptions, changed
@@ -126,7 +125,7 @@ class Engine:
         """
         options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(options.chosen(method))
-        parse_settings(chosen.Settings, chosen.name, options.settings or {})  # what is wrong there needs no weights
+        chosen.Settings.parse(chosen.name, options.settings or {})  # what is wrong there needs no weights
         options = replace(options, adapters=read_adapters(options.adapters))
         loading = {name: getattr(options, name) for name in LOADING}
         model, tokenizer = load_model(name, weights=options.weights, **loading)
@@ -264,7 +263,7 @@ class Engine:
                 adapter=adapter,
                 earlier=None if self.kept is None else self.kept.earlier(cache_salt),
                 method_name=method.name,
-                settings=setting_values(method.settings),
+                settings=method.settings.to_values(),
             )
 
     def save_state(self, path: str | Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from selfspec.errors import InvalidSettingError, UnknownMethodError
 from selfspec.methods import METHODS
 from selfspec.methods.registry import find_method
-from selfspec.methods.settings import MethodSettings, describe_settings, parse_settings, setting
+from selfspec.methods.settings import MethodSettings, setting
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Example(MethodSettings):
 
 
 def parse(**values: Any) -> Example:
-    return parse_settings(Example, "example", values)
+    return Example.parse("example", values)
 
 
 def test_defaults() -> None:
@@ -98,7 +98,7 @@ def test_unknown_settings_name_the_nearest_and_all() -> None:
 
 def test_unknown_settings_of_a_method_without_any() -> None:
     with pytest.raises(InvalidSettingError, match=r"autoregressive has no setting 'draft_length' \(it has none\)"):
-        parse_settings(find_method("autoregressive").Settings, "autoregressive", {"draft_length": 4})
+        find_method("autoregressive").Settings.parse("autoregressive", {"draft_length": 4})
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("layerskp", "layerskip"), ("unifrom", "uniform"), ("fastest", None)])
@@ -111,7 +111,7 @@ def test_unknown_methods_name_the_nearest_and_all(wrong: str, right: str | None)
 
 
 def test_description_says_type_default_range_and_help() -> None:
-    described = {entry["name"]: entry for entry in describe_settings(Example)}
+    described = {entry["name"]: entry for entry in Example.describe()}
     assert described["count"] == {
         "name": "count",
         "type": "int",
@@ -131,6 +131,6 @@ def test_every_method_describes_itself(name: str) -> None:
     assert method.summary
     assert method.source
     defaults = method.Settings()
-    for entry in describe_settings(method.Settings):
+    for entry in method.Settings.describe():
         assert entry["help"]
         assert getattr(defaults, entry["name"]) == entry["default"]

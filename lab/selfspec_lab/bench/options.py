@@ -12,7 +12,6 @@ from selfspec.loading import parse_device, parse_dtype
 from selfspec.methods import all_methods, find_method, make_method
 from selfspec.methods.api import Method
 from selfspec.methods.papers import PaperMethod
-from selfspec.methods.settings import parse_settings, setting_values
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.measuring import RUNTIMES, Target
 from selfspec_lab.widening import check_factor, load_model
@@ -74,7 +73,7 @@ class BenchOptions:
         }
         object.__setattr__(self, "settings", settings)
         for name, values in settings.items():
-            parse_settings(self.method_class(name).Settings, name, values)
+            self.method_class(name).Settings.parse(name, values)
             if name not in self.method_names:
                 raise InvalidParameterError(
                     f"there are settings for {name}, which is not among the methods to measure; add it to --methods"
@@ -118,7 +117,7 @@ def default_settings(method: type[Method], layer_count: int) -> dict[str, Any]:
     if method.name.startswith(f"{PaperMethod.name}("):
         return {}
     layer = max(1, int(layer_count * EXIT_SHARE))
-    names = setting_values(method.Settings())
+    names = method.Settings().to_values()
     return {name: layer for name in names if name.rpartition(".")[2] == "exit_layer"}
 
 

@@ -1,40 +1,82 @@
 """Cascades: the first stage that has a draft drafts; what is found guesses for the layers of a later stage."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, make_dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.errors import StateError, UnknownMethodError
+from selfspec.errors import InvalidSettingError, StateError, UnknownMethodError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import find_method
-from selfspec.methods.settings import MethodSettings, setting, stage_settings
+from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 MOST_STAGES = 3
+
+_BEFORE_OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "suffix": {"min_match_length": 4},
+    "prompt-lookup": {"min_matching_ngram_size": 3},
+}
+"""Defaults of settings that differ before another stage, by the stage's method."""
 
 
 @dataclass(frozen=True)
 class CascadeSettings(MethodSettings):
-    """Settings of a cascade itself. Those of its stages follow in the class that ``Cascade.of`` makes."""
+    """Settings of a cascade itself, and those of its stages, which are set as ``STAGE.NAME``."""
 
     nested: bool = setting(True, "what earlier stages find guesses for the layer draft of a later one")
     guess_match: int = setting(2, "shortest match to guess from, in tokens", minimum=1)
     guess_length: int = setting(3, "guessed tokens in one forward of the draft, at most", minimum=1, maximum=32)
 
-    @property
-    def stages(self) -> tuple[MethodSettings, ...]:
-        """The settings of the stages, in their order."""
-        return tuple(getattr(self, field.name) for field in fields(self) if field.name.startswith(_STAGE))
+    stages: tuple[MethodSettings, ...] = ()
+    names: ClassVar[tuple[str, ...]] = ()
 
+    @classmethod
+    def parse(cls, method: str, values: Mapping[str, Any]) -> "Self":
+        """Takes the settings of a stage as ``STAGE.NAME``, or as a mapping at ``STAGE``."""
+        own: dict[str, Any] = {}
+        of_stages: dict[str, dict[str, Any]] = {name: {} for name in cls.names}
+        for name, value in values.items():
+            stage, dot, key = name.partition(".")
+            if stage not in of_stages:
+                own[name] = value
+                continue
+            if not dot and not isinstance(value, Mapping):
+                raise InvalidSettingError(f"'{stage}' is a stage of {method}; set one of its settings, {stage}.NAME")
+            for one, given in {key: value}.items() if dot else value.items():
+                if one in of_stages[stage]:
+                    raise InvalidSettingError(f"{stage}.{one} is given twice; leave one out")
+                of_stages[stage][one] = given
+        parsed = super().parse(method, own)
+        stages = zip(cls.names, parsed.stages, strict=True)
+        given_stages = (type(usual).parse(name, usual.to_values() | of_stages[name]) for name, usual in stages)
+        return replace(parsed, stages=tuple(given_stages))
 
-_STAGE = "stage_"
-"""How the fields with the settings of stages begin."""
+    def to_values(self) -> dict[str, Any]:
+        """Its own values, and those of stages as ``STAGE.NAME``."""
+        stages = zip(self.names, self.stages, strict=True)
+        return super().to_values() | {
+            f"{stage}.{name}": value for stage, own in stages for name, value in own.to_values().items()
+        }
+
+    @classmethod
+    def describe(cls) -> list[dict[str, Any]]:
+        """Its own settings, and those of stages as ``STAGE.NAME``."""
+        own, usual = super().describe(), cls()
+        for stage, settings in zip(cls.names, usual.stages, strict=True):
+            for entry in type(settings).describe():
+                own.append(
+                    {**entry, "name": f"{stage}.{entry['name']}", "default": settings.to_values()[entry["name"]]}
+                )
+        return own
 
 
 class Cascade(Method):
@@ -88,7 +130,7 @@ class Cascade(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts all stages on a request."""
-        stages = [method.begin(prefill.restricted_to(method.needs)) for method in self.methods]
+        stages = [method.begin(_restricted(prefill, method.needs)) for method in self.methods]
         return CascadeDrafter(self, stages)
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
@@ -133,15 +175,22 @@ class Cascade(Method):
 @functools.cache
 def _cascade_of(stages: tuple[type[Method], ...]) -> type[Cascade]:
     """The class of a cascade, one for equal stages."""
-    own = [
-        stage_settings(f"{_STAGE}{index}", stage.name, stage.Settings, stage.settings_before_others if others else {})
-        for index, stage in enumerate(stages)
-        for others in [index + 1 < len(stages)]
-    ]
-    settings = make_dataclass("CascadeSettings", own, bases=(CascadeSettings,), frozen=True)
-    name = f"{Cascade.name}({', '.join(stage.name for stage in stages)})"
+    names = tuple(stage.name for stage in stages)
+    before_others = [_BEFORE_OTHERS.get(name, {}) for name in names[:-1]]
+    usual = tuple(stage.Settings(**changed) for stage, changed in zip(stages, [*before_others, {}], strict=True))
+    own = [("stages", tuple[MethodSettings, ...], field(default=usual))]
+    bases = (CascadeSettings,)
+    settings = make_dataclass("CascadeSettings", own, bases=bases, frozen=True, namespace={"names": names})
+    name = f"{Cascade.name}({', '.join(names)})"
     namespace = {"name": name, "Settings": settings, "stages": stages, "learns": any(stage.learns for stage in stages)}
     return type("Cascade", (Cascade,), {**namespace, "__doc__": Cascade.__doc__, "__module__": __name__})
+
+
+def _restricted(prefill: Prefill, needs: Needs) -> Prefill:
+    """With no more states of the prompt than these needs ask for."""
+    rows, wanted = needs.prompt_rows, needs.prompt_states if needs.prompt_rows else frozenset()
+    states = {index: states[-rows:] for index, states in prefill.hidden_states.items() if index in wanted}
+    return replace(prefill, hidden_states=states)
 
 
 def _state_of(method: Method) -> LearnedState | None:

@@ -18,7 +18,6 @@ from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, FixedDrafter, Needs
 from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
 from selfspec.methods import find_method, make_method
-from selfspec.methods.settings import parse_settings, setting_values
 from selfspec.planning.acceptance import Copies
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
@@ -198,21 +197,19 @@ def test_what_others_drafted_is_learned(name: str) -> None:
 def test_settings_of_parts_are_given_in_either_form() -> None:
     name = "cascade(suffix, low-bit)"
     settings_class = find_method(name).Settings
-    dotted = parse_settings(
-        settings_class, name, {"suffix.max_draft_length": "16", "low-bit.draft_bits": 6, "nested": "false"}
-    )
-    nested = parse_settings(
-        settings_class, name, {"suffix": {"max_draft_length": 16}, "low-bit": {"draft_bits": "6"}, "nested": False}
+    dotted = settings_class.parse(name, {"suffix.max_draft_length": "16", "low-bit.draft_bits": 6, "nested": "false"})
+    nested = settings_class.parse(
+        name, {"suffix": {"max_draft_length": 16}, "low-bit": {"draft_bits": "6"}, "nested": False}
     )
     assert dotted == nested
-    values = setting_values(dotted)
+    values = dotted.to_values()
     assert (values["suffix.max_draft_length"], values["low-bit.draft_bits"], values["nested"]) == (16, 6, False)
-    assert parse_settings(settings_class, name, values) == dotted
+    assert settings_class.parse(name, values) == dotted
 
 
 def test_defaults_differ_before_another_part() -> None:
-    first = setting_values(find_method("cascade(suffix, low-bit)").Settings())
-    last = setting_values(find_method("cascade(low-bit, suffix)").Settings())
+    first = find_method("cascade(suffix, low-bit)").Settings().to_values()
+    last = find_method("cascade(low-bit, suffix)").Settings().to_values()
     assert first["suffix.min_match_length"] > last["suffix.min_match_length"] == 1
 
 

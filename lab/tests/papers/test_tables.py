@@ -8,7 +8,6 @@ import pytest
 
 from selfspec.errors import InvalidParameterError
 from selfspec.methods import find_method
-from selfspec.methods.settings import parse_settings
 from selfspec_lab.bench.suites import SUITES
 from selfspec_lab.papers.claims import PLAIN, Order, claimed_order
 from selfspec_lab.papers.columns import choose_columns
@@ -31,7 +30,7 @@ def test_a_table_is_whole(table: Table) -> None:
     assert set(table.figures) <= set(FIGURES)
     assert "speedup" in table.figures
     for label, row in table.methods.items():
-        parse_settings(find_method(row.method).Settings, label, row.settings)
+        find_method(row.method).Settings.parse(label, row.settings)
     for task in table.tasks:
         for suite in task.suites:
             assert set(re.findall(r"(?:^|:)([a-z-]+)(?=:)", suite)) & set(SUITES), suite

@@ -19,7 +19,6 @@ from selfspec.errors import SelfSpecError
 from selfspec.files import cache_folder
 from selfspec.methods import METHODS
 from selfspec.methods.base import Method
-from selfspec.methods.settings import setting_values
 
 HISTORY_FILE = "chat-history"
 _MENU_LINES = 4
@@ -223,6 +222,6 @@ class CommandCompleter(Completer):
 
 def _describe(method: Method) -> str:
     """A method's name and the settings that differ from the defaults."""
-    defaults = setting_values(method.Settings())
-    values = setting_values(method.settings)
+    defaults = method.Settings().to_values()
+    values = method.settings.to_values()
     return " ".join([method.name, *(f"{name}={value}" for name, value in values.items() if value != defaults[name])])

@@ -13,7 +13,6 @@ from selfspec.engine import Engine, Stream
 from selfspec.errors import ContextLengthError
 from selfspec.loading.adapters import find_adapter
 from selfspec.methods import find_method, make_method
-from selfspec.methods.settings import parse_settings
 from selfspec.options import EngineOptions
 from selfspec.types import SamplingParams
 
@@ -155,7 +154,7 @@ class ChatSession:
     def switch(self, name: str, values: Mapping[str, str]) -> None:
         """Switches the drafting method. A method that was used before keeps what it has learned."""
         chosen = find_method(name)
-        key = chosen.name, parse_settings(chosen.Settings, chosen.name, values)
+        key = chosen.name, chosen.Settings.parse(chosen.name, values)
         if key not in self._engines:
             target = self.engine.target
             method = make_method(chosen, target, values)

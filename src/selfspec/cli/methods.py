@@ -40,7 +40,6 @@ def describe_methods() -> dict[str, dict[str, Any]]:
     methods that do not load.
     """
     from selfspec.methods import all_compositions, all_methods
-    from selfspec.methods.settings import describe_settings
 
     methods, errors = all_methods()
     made_of_others, more = all_compositions()
@@ -51,7 +50,7 @@ def describe_methods() -> dict[str, dict[str, Any]]:
             "summary": method.summary,
             "source": method.source,
             "learns": method.learns,
-            "settings": describe_settings(method.Settings),
+            "settings": method.Settings.describe(),
         }
         for name, method in (methods | made_of_others).items()
     }

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -77,12 +77,6 @@ class Prefill:
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     room: int = 0
     earlier: SuffixAutomaton | None = None
-
-    def restricted_to(self, needs: Needs) -> "Prefill":
-        """The same request with only the hidden states that ``needs`` name, part of those that it was read with."""
-        rows, wanted = needs.prompt_rows, needs.prompt_states if needs.prompt_rows else frozenset()
-        states = {index: states[-rows:] for index, states in self.hidden_states.items() if index in wanted}
-        return replace(self, hidden_states=states)
 
 
 @dataclass(frozen=True)

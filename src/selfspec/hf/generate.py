@@ -25,7 +25,6 @@ from selfspec.errors import InvalidParameterError, InvalidPromptError
 from selfspec.hf.padding import PaddedRow, processors_of, split_rows
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
-from selfspec.methods.settings import parse_settings
 from selfspec.model.adapters import check_call
 from selfspec.model.families import find_family
 from selfspec.types import SamplingParams
@@ -125,7 +124,7 @@ class CustomGenerate:
         seed: int | None = None,
     ) -> None:
         chosen = find_method(method)
-        parse_settings(chosen.Settings, chosen.name, settings or {})
+        chosen.Settings.parse(chosen.name, settings or {})
         SamplingParams(seed=seed)  # checks it
         self._method = method
         self._settings = dict(settings or {})

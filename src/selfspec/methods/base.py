@@ -1,7 +1,7 @@
 """The interface of a method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from selfspec.decoding.draft import Draft, with_precision
@@ -28,7 +28,6 @@ class Method(ABC):
         summary: one line for ``selfspec methods``.
         source: where the method is published.
         Settings: a frozen dataclass of ``setting`` fields; the default has none.
-        settings_before_others: defaults of settings that differ before another method of a cascade.
         state_name: the name under which its state is saved, if not its own.
         begins_at_once: whether nothing is to be prepared before its first request, since it learns while it decodes.
         learns: whether it carries anything from one request to the next, which ``state`` then returns.
@@ -39,8 +38,7 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str]
-    Settings: ClassVar[type] = MethodSettings
-    settings_before_others: ClassVar[Mapping[str, Any]] = {}
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
     learns: ClassVar[bool] = False
     begins_at_once: ClassVar[bool] = False
     state_name: ClassVar[str | None] = None

@@ -1,8 +1,7 @@
 """Drafts copied from where the last tokens occurred before: ``prompt-lookup`` and ``suffix``."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from selfspec.decoding.draft import Draft, Follow, NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Continuation, Drafter, Feedback, Prefill
@@ -124,7 +123,6 @@ class PromptLookup(Method):
     summary = "copies what followed the last few tokens earlier in the text"
     source = "prompt lookup decoding (Saxena 2023)"
     Settings = PromptLookupSettings
-    settings_before_others: ClassVar[Mapping[str, Any]] = {"min_matching_ngram_size": 3}
     settings: PromptLookupSettings
 
     def begin(self, prefill: Prefill) -> Drafter:
@@ -157,7 +155,6 @@ class Suffix(Method):
     summary = "copies what followed the longest repeated suffix, longer drafts for longer matches"
     source = "SAM decoding (Hu et al. 2024), draft length of SuffixDecoding (Oliaro et al. 2024)"
     Settings = SuffixSettings
-    settings_before_others: ClassVar[Mapping[str, Any]] = {"min_match_length": 4}
     settings: SuffixSettings
 
     def begin(self, prefill: Prefill) -> Drafter:

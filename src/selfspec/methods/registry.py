@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from selfspec.errors import IN_THE_LAB, MethodLoadError, UnknownMethodError, UnsupportedModelError, first_line
 from selfspec.methods.base import Method
-from selfspec.methods.settings import MethodSettings, parse_settings, setting_values, suggest
+from selfspec.methods.settings import MethodSettings, suggest
 from selfspec.runtimes.target import Target
 
 _DESCRIPTION = ("name", "summary", "source")
@@ -221,7 +221,7 @@ def make_method(method: str | type[Method], target: Target, settings: Mapping[st
         UnsupportedModelError: the method needs what this model cannot run.
     """
     method_class = find_method(method)
-    made = method_class(target, parse_settings(method_class.Settings, method_class.name, settings or {}))
+    made = method_class(target, method_class.Settings.parse(method_class.name, settings or {}))
     refusal = target.tree_refusal
     if refusal is not None and made.needs.probe_rows:
         raise UnsupportedModelError(
@@ -254,9 +254,9 @@ class MethodPool:
         if name is None and not settings:
             return self._first
         chosen = type(self._first) if name is None else find_method(name)
-        inherited = setting_values(self._first.settings) if name is None else {}
+        inherited = self._first.settings.to_values() if name is None else {}
         values = {**inherited, **(settings or {})}
-        key = chosen, parse_settings(chosen.Settings, chosen.name, values)
+        key = chosen, chosen.Settings.parse(chosen.name, values)
         if key == (type(self._first), self._first.settings):
             return self._first
         with self._lock:

@@ -2,13 +2,15 @@
 
 import dataclasses
 import difflib
-import functools
 import math
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from selfspec.errors import InvalidSettingError
 from selfspec.runtimes.precision import Precision
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def setting(
@@ -39,12 +41,6 @@ def fraction(default: float | None, help: str) -> Any:
     return setting(default, help, minimum=0.0, maximum=1.0)
 
 
-def stage_settings(field: str, stage: str, settings_class: type, defaults: Mapping[str, Any]) -> tuple[str, type, Any]:
-    """Makes a field that holds the settings of a stage of a method, which are set as ``stage.name``."""
-    make = functools.partial(settings_class, **defaults)
-    return field, settings_class, dataclasses.field(default_factory=make, metadata={"stage": stage})
-
-
 @dataclasses.dataclass(frozen=True)
 class MethodSettings:
     """Base of all settings: checks the type and range of every field at construction.
@@ -57,102 +53,59 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for field in _own_fields(type(self)):
+        for field in _fields(type(self)):
             value = _check(field, hints[field.name], getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
+    @classmethod
+    def parse(cls, method: str, values: Mapping[str, Any]) -> "Self":
+        """Makes settings from names and values.
 
-def parse_settings(settings_class: type, method: str, values: Mapping[str, Any]) -> Any:
-    """Makes settings from names and values.
+        Args:
+            method: the method's name, for messages.
+            values: by name the values; a string, as from the command line, is converted to the field's type.
 
-    Args:
-        settings_class: a subclass of ``MethodSettings``.
-        method: the method's name, for messages.
-        values: by name the values; a string, as from the command line, is converted to the field's type. Settings of a
-            stage of the method are ``stage.name``, or a mapping at ``stage``.
+        Raises:
+            InvalidSettingError: a name is unknown, or a value is of the wrong type or out of range.
+        """
+        hints, known = get_type_hints(cls), {field.name: field for field in _fields(cls)}
+        if unknown := [name for name in values if name not in known]:
+            hint = suggest(unknown[0], known)
+            raise InvalidSettingError(f"{method} has no setting '{unknown[0]}'{hint}{_known(known)}")
+        return cls(
+            **{name: _read(name, hints[name], each) if isinstance(each, str) else each for name, each in values.items()}
+        )
 
-    Raises:
-        InvalidSettingError: a name is unknown, or a value is of the wrong type or out of range.
-    """
-    own, of_stages = _split(settings_class, method, values)
-    hints = get_type_hints(settings_class)
-    parsed = {name: _read(name, hints[name], value) if isinstance(value, str) else value for name, value in own.items()}
-    for stage, field in _stages(settings_class).items():
-        default = getattr(settings_class(), field.name)
-        given = {**setting_values(default), **of_stages.get(stage, {})}
-        parsed[field.name] = parse_settings(type(default), stage, given)
-    return settings_class(**parsed)
+    def to_values(self) -> dict[str, Any]:
+        """The values by name, as ``parse`` takes them."""
+        return {field.name: getattr(self, field.name) for field in _fields(type(self))}
 
-
-def setting_values(settings: Any) -> dict[str, Any]:
-    """The values of settings by name, those of stages as ``stage.name``; ``parse_settings`` takes them."""
-    values = {field.name: getattr(settings, field.name) for field in _own_fields(type(settings))}
-    for stage, field in _stages(type(settings)).items():
-        of_stage = setting_values(getattr(settings, field.name))
-        values |= {f"{stage}.{name}": value for name, value in of_stage.items()}
-    return values
-
-
-def _split(
-    settings_class: type, method: str, values: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The values of a method's own settings, and by stage those of its stages."""
-    stages, known = _stages(settings_class), {field.name: field for field in _own_fields(settings_class)}
-    own: dict[str, Any] = {}
-    of_stages: dict[str, dict[str, Any]] = {stage: {} for stage in stages}
-    for name, value in values.items():
-        stage, dot, key = name.partition(".")
-        if stage in stages:
-            if not dot and not isinstance(value, Mapping):
-                raise InvalidSettingError(f"'{stage}' is a stage of {method}; set one of its settings, {stage}.NAME")
-            for one, given in {key: value}.items() if dot else value.items():
-                if one in of_stages[stage]:
-                    raise InvalidSettingError(f"{stage}.{one} is given twice; leave one out")
-                of_stages[stage][one] = given
-        elif name in known:
-            own[name] = value
-        else:
-            every = dict.fromkeys([*known, *(f"{stage}.NAME" for stage in stages)])
-            raise InvalidSettingError(f"{method} has no setting '{name}'{suggest(name, known)}{_known(every)}")
-    return own, of_stages
+    @classmethod
+    def describe(cls) -> list[dict[str, Any]]:
+        """Name, type, default, range and help of every setting, for listings."""
+        hints, defaults = get_type_hints(cls), cls().to_values()
+        return [
+            {
+                "name": field.name,
+                "type": _type_name(hints[field.name]),
+                "default": defaults[field.name],
+                **{key: field.metadata[key] for key in ("minimum", "maximum")},
+                "choices": list(field.metadata["choices"]),
+                "help": field.metadata["help"],
+            }
+            for field in _fields(cls)
+        ]
 
 
-def _own_fields(settings_class: type) -> "list[dataclasses.Field[Any]]":
-    return [field for field in dataclasses.fields(settings_class) if "stage" not in field.metadata]
-
-
-def _stages(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
-    """The fields with the settings of stages, by the stage's name."""
-    return {field.metadata["stage"]: field for field in dataclasses.fields(settings_class) if "stage" in field.metadata}
+def _fields(settings_class: type) -> "list[dataclasses.Field[Any]]":
+    """The fields that ``setting`` made."""
+    return [field for field in dataclasses.fields(settings_class) if "help" in field.metadata]
 
 
 def suggest(name: str, known: Mapping[str, Any]) -> str:
     """The text `; did you mean 'x'?` for the nearest known name; empty if there is none."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.55)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
-
-
-def describe_settings(settings_class: type) -> list[dict[str, Any]]:
-    """Name, type, default, range and help of every setting, for listings."""
-    hints = get_type_hints(settings_class)
-    defaults = setting_values(settings_class())
-    own = [
-        {
-            "name": field.name,
-            "type": _type_name(hints[field.name]),
-            "default": defaults[field.name],
-            **{key: field.metadata[key] for key in ("minimum", "maximum")},
-            "choices": list(field.metadata["choices"]),
-            "help": field.metadata["help"],
-        }
-        for field in _own_fields(settings_class)
-    ]
-    of_stages = [
-        {**entry, "name": f"{stage}.{entry['name']}", "default": defaults[f"{stage}.{entry['name']}"]}
-        for stage, field in _stages(settings_class).items()
-        for entry in describe_settings(hints[field.name])
-    ]
-    return own + of_stages
 
 
 def _known(fields: Mapping[str, Any]) -> str:

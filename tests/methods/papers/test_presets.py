@@ -16,12 +16,12 @@ from selfspec.engine import Engine
 from selfspec.errors import ChangedPaperWarning, InvalidParameterError, InvalidSettingError, UnknownMethodError
 from selfspec.methods import METHODS, find_method
 from selfspec.methods.papers import PAPERS, paper_method
-from selfspec.methods.settings import PrecisionSettings, setting_values
+from selfspec.methods.settings import PrecisionSettings
 from selfspec.options import EngineOptions
 from selfspec.types import SamplingParams
 
 PRESETS = [(name, False) for name in PAPERS] + [(name, True) for name, paper in PAPERS.items() if paper.authors]
-PRECISION = set(setting_values(PrecisionSettings()))
+PRECISION = set(PrecisionSettings().to_values())
 FREE = {
     "swift": {"skip_ratio", "seed", "reopen_below"},  # by ratio_rule; which sets are tried; without recheck_interval
     "swift-v1": {"min_skip_ratio", "adjustment_interval"},  # the ratio is never lowered
@@ -71,8 +71,8 @@ PRINTED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_switch_is_named_and_every_printed_value_is_the_presets(name: str) -> None:
-    paper, values = PAPERS[name], setting_values(find_method(f"paper({name})").Settings())
-    known = set(setting_values(METHODS[paper.method].Settings())) - PRECISION
+    paper, values = PAPERS[name], find_method(f"paper({name})").Settings().to_values()
+    known = set(METHODS[paper.method].Settings().to_values()) - PRECISION
     assert set(paper.settings) == known - FREE.get(paper.method, set()) - FREE.get(name, set())
     assert set(paper.authors) <= known
     assert all(paper.settings.get(each) != given for each, given in paper.authors.items())

@@ -11,7 +11,6 @@ import torch
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.loading import parse_device
-from selfspec.methods.settings import setting_values
 from selfspec_lab.bench.benchmark import explain
 from selfspec_lab.bench.options import PLAIN, make_engines
 from selfspec_lab.bench.resident_peak import ResidentPeak
@@ -208,7 +207,7 @@ class Run:
             "dtype": target.weights,
             "parameters": target.parameter_count,
             "sublayers": target.sublayer_count,
-            "settings": {name: setting_values(engine.method.settings) for name, engine in engines.items()},
+            "settings": {name: engine.method.settings.to_values() for name, engine in engines.items()},
             "llama_cpp": self._peers.build,
             "suite": self._suite.name,
             "chat": self._chat,
