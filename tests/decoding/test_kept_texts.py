@@ -19,6 +19,7 @@ from helpers.low_bit_model import random_model
 from helpers.models import build, plain_text, prompt
 from selfspec import AsyncEngine, Engine, Generation
 from selfspec.decoding import kept_texts, prefix_cache, scheduler
+from selfspec.decoding.kept_texts import Scope
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.decoding.suffixes import SEPARATOR, KnownText, SuffixAutomaton
 from selfspec.errors import InvalidParameterError
@@ -332,7 +333,7 @@ def test_salts_fill_neither_the_folder_nor_the_memory(tmp_path: Path, monkeypatc
     assert kept is not None
     for number in range(100):
         kept.earlier(f"salt {number}")
-        kept.keep(ASKED, [1, 2, 3], [], f"salt {number}", False)
+        kept.keep(ASKED, [1, 2, 3], [], Scope(f"salt {number}"))
         kept.flush()
     assert 20 <= len(files(tmp_path)) <= 45  # the folder is looked through at times
     assert all(any(folder.iterdir()) for folder in tmp_path.glob("selfspec-*/*"))  # empty folders go
@@ -343,7 +344,7 @@ def test_a_new_salt_costs_no_look_at_the_files_of_others(tmp_path: Path, monkeyp
     kept = engine_with(tmp_path).kept
     assert kept is not None
     for number in range(20):
-        kept.keep(ASKED, [1, 2, 3], [], f"salt {number}", False)
+        kept.keep(ASKED, [1, 2, 3], [], Scope(f"salt {number}"))
     kept.flush()
     seen: list[Path] = []
     monkeypatch.setattr(kept_texts, "_files", lambda paths: [seen.append(path) for path in paths] and [])

@@ -14,6 +14,7 @@ from helpers.low_bit_model import random_model
 from helpers.models import ROPE_SWITCH, build, prompt
 from helpers.runs import RUNS
 from selfspec import Engine, Generation
+from selfspec.decoding.kept_texts import Scope
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
 from selfspec.model.cache import KeyValueCache
@@ -110,12 +111,12 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 def test_keys_of_another_version_or_rope_are_not_found() -> None:
     target, text = some_target(), [1, 2, 3]
     prefixes = PrefixCache(target, 10**6)
-    prefixes.store(read(text, new_cache(4)), text, version=1, long_rope=True)
+    prefixes.store(read(text, new_cache(4)), text, version=1, scope=Scope(long_rope=True))
     assert prefixes.fill(new_cache(4), text) == 0
-    assert prefixes.fill(new_cache(4), text, long_rope=True) == 3
+    assert prefixes.fill(new_cache(4), text, Scope(long_rope=True)) == 3
     target.version = 2
     prefixes.store(read(text, new_cache(4)), text, version=1)
-    assert prefixes.fill(new_cache(4), text) == prefixes.fill(new_cache(4), text, long_rope=True) == 0
+    assert prefixes.fill(new_cache(4), text) == prefixes.fill(new_cache(4), text, Scope(long_rope=True)) == 0
     assert prefixes.bytes == 0
 
 
@@ -124,21 +125,21 @@ def test_the_first_in_the_order_is_the_end_of_a_text_used_longest_ago(texts: lis
     """So that nothing has to be searched for it."""
     prefixes = PrefixCache(some_target(), 12 * SLOT)
     for text, salt, limit in texts:
-        prefixes.store(read(text, new_cache(10)), text, version=1, salt=salt)
-        prefixes.fill(new_cache(10), text[:4], salt=salt)
+        prefixes.store(read(text, new_cache(10)), text, version=1, scope=Scope(salt))
+        prefixes.fill(new_cache(10), text[:4], Scope(salt))
         prefixes.shrink(limit * SLOT)
         order = list(prefixes._order)
         places = {node: place for place, node in enumerate(order)}
         assert [node.used for node in order] == sorted(node.used for node in order)
         assert all(places[child] < places[node] for node in order for child in node.children.values())
-        assert {node.parent.key for node in order if node.parent.key is not None} == set(prefixes._roots)
+        assert {node.parent.scope for node in order if node.parent.scope is not None} == set(prefixes._roots)
         assert sum(len(node.token_ids) for node in order) * SLOT == prefixes.bytes
 
 
 def test_texts_with_other_salts_are_not_found() -> None:
     prefixes, text = PrefixCache(some_target(), 10**6), [1, 2, 3]
-    prefixes.store(read(text, new_cache(4)), text, version=1, salt="a")
-    assert [prefixes.fill(new_cache(4), text, salt=salt) for salt in ("", "a", "b")] == [0, 3, 0]
+    prefixes.store(read(text, new_cache(4)), text, version=1, scope=Scope("a"))
+    assert [prefixes.fill(new_cache(4), text, Scope(salt)) for salt in ("", "a", "b")] == [0, 3, 0]
     prefixes.shrink(0)
     assert not prefixes._roots  # none is left for every salt that was ever used
 

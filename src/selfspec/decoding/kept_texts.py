@@ -56,6 +56,13 @@ _CONTEXT = 16
 """Tokens of a prompt's end that are kept with the output, to find its beginning by."""
 
 
+class Scope(NamedTuple):
+    """Whose keys and values a text may share: those of requests with the same salt, and the same frequencies of rope."""
+
+    salt: str = ""
+    long_rope: bool = False
+
+
 @dataclass(frozen=True)
 class Stretch:
     """Keys and values of the last tokens of a text, ``[layers, 2, key_value_heads, tokens - start, head_dim]``."""
@@ -142,11 +149,11 @@ class KeptTexts:
                 self._earlier.popitem(last=False)
             return found
 
-    def find(self, token_ids: Sequence[int], known: int, salt: str, long_rope: bool) -> Stretch | None:
+    def find(self, token_ids: Sequence[int], known: int, scope: Scope) -> Stretch | None:
         """Keys and values that go on where those of the first ``known`` tokens of a text end; the most there are."""
         if self.target.version != self._version:
             return None
-        name, tokens = self._name(salt, "keys", long_rope), array("i", token_ids).tobytes()
+        name, tokens = self._name(scope.salt, "keys", scope.long_rope), array("i", token_ids).tobytes()
         while True:
             best = max(self._index(name), key=lambda entry: entry.shared(tokens, known), default=None)
             if best is None or best.shared(tokens, known) <= known:
@@ -156,11 +163,11 @@ class KeptTexts:
             self._forget([best.path])
 
     def keep(
-        self, prompt_ids: Sequence[int], output_ids: Sequence[int], stretches: Sequence[Stretch], salt: str, rope: bool
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int], stretches: Sequence[Stretch], scope: Scope
     ) -> None:
         """Keeps a request's text, and keys and values of stretches of it that follow each other from its beginning."""
         text = (*prompt_ids[-_CONTEXT:], *output_ids)
-        name = self._name(salt, "text")
+        name = self._name(scope.salt, "text")
         with self._lock:
             if (earlier := self._earlier.get(name)) is not None:
                 earlier.extend((*text, SEPARATOR))
@@ -170,7 +177,7 @@ class KeptTexts:
                 return
             self._waiting += 1
         used = stretches if self.target.version == self._version else ()
-        self._writer.submit(self._write_all, name, text, self._name(salt, "keys", rope), used)
+        self._writer.submit(self._write_all, name, text, self._name(scope.salt, "keys", scope.long_rope), used)
 
     def flush(self) -> None:
         """Waits until all files are written."""

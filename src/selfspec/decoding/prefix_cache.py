@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from selfspec.decoding.drafter import DraftingMethod
-from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Stretch
+from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Scope, Stretch
 from selfspec.decoding.request import Request, bytes_of
 from selfspec.decoding.sequence import Sequence as Running
 from selfspec.decoding.suffixes import common
@@ -17,6 +17,9 @@ from selfspec.errors import RequestTooLargeError
 from selfspec.limits import is_out_of_memory
 from selfspec.model.cache import KeyValueCache, are_finite
 from selfspec.runtimes.target import Target
+
+
+ANY = Scope()
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class _Node:
     """A stretch of text after the one of its parent, with keys and values; children are found by their first token.
 
     ``rows`` is ``[layers, 2, key_value_heads, tokens, head_dim]``, as caches have it; a root has neither tokens nor
-    rows, and is its own ``key`` among the roots. ``used`` is when it was last used.
+    rows, and is found among the roots by its ``scope``. ``used`` is when it was last used.
     """
 
     token_ids: tuple[int, ...]
@@ -43,7 +46,7 @@ class _Node:
     parent: "_Node | None"
     children: "dict[int, _Node]" = field(default_factory=dict)
     used: int = 0
-    key: tuple[str, bool] | None = None
+    scope: Scope | None = None
 
 
 class PrefixCache:
@@ -85,16 +88,16 @@ class PrefixCache:
             self._query_tokens += prompt_tokens
             self._hit_tokens += found
 
-    def known(self, token_ids: Sequence[int], *, long_rope: bool = False, salt: str = "") -> int:
+    def known(self, token_ids: Sequence[int], scope: Scope = ANY) -> int:
         """How many of a text's first tokens it has."""
         with self._lock:
-            return sum(count for _, count in self._find(token_ids, (salt, long_rope)))
+            return sum(count for _, count in self._find(token_ids, scope))
 
-    def stretches(self, token_ids: Sequence[int], *, long_rope: bool = False, salt: str = "") -> list[Stretch]:
+    def stretches(self, token_ids: Sequence[int], scope: Scope = ANY) -> list[Stretch]:
         """What it holds of a text, in the pieces that it holds."""
         with self._lock:
             found, start = [], 0
-            for node, count in self._find(token_ids, (salt, long_rope)):
+            for node, count in self._find(token_ids, scope):
                 if count == len(node.token_ids) and node.rows is not None:
                     found.append(Stretch(token_ids[: start + count], start, node.rows))
                 start += count
@@ -104,27 +107,25 @@ class PrefixCache:
         """Makes what is known of a text the last to be dropped."""
         with self._lock:
             for long_rope in (False, True):
-                self._find(token_ids, (salt, long_rope))
+                self._find(token_ids, Scope(salt, long_rope))
 
     @torch.inference_mode()
     def fill(
         self,
         cache: KeyValueCache,
         token_ids: Sequence[int],
-        *,
-        long_rope: bool = False,
+        scope: Scope = ANY,
         grain: int = 1,
         most: int | None = None,
-        salt: str = "",
     ) -> int:
         """Appends to a cache what is known of a text after the cache's committed slots; returns how many slots.
 
-        The cache then has a multiple of ``grain`` slots, or as many as before. ``long_rope``: the keys are rotated with
-        the long frequencies. At most about ``most`` slots are appended.
+        The cache then has a multiple of ``grain`` slots, or as many as before. At most about ``most`` slots are
+        appended.
         """
         with self._lock:
             before, start = cache.length, 0
-            path = self._find(token_ids, (salt, long_rope))
+            path = self._find(token_ids, scope)
             known = sum(count for _, count in path)
             end = (known if most is None else min(known, before + max(most, grain))) // grain * grain
             for node, count in path:
@@ -140,12 +141,11 @@ class PrefixCache:
         self,
         cache: KeyValueCache | Stretch,
         token_ids: Sequence[int],
+        scope: Scope = ANY,
         *,
         version: int,
-        long_rope: bool = False,
         room: int | None = None,
         most: int | None = None,
-        salt: str = "",
     ) -> int:
         """Copies keys and values of a text from its cache, as far as they are not here yet and all are finite.
 
@@ -160,11 +160,11 @@ class PrefixCache:
         with self._lock:
             if version != self.target.version:
                 return 0
-            path = self._find(token_ids, (salt, long_rope))
+            path = self._find(token_ids, scope)
             known = sum(count for _, count in path)
             if isinstance(cache, Stretch) and known < cache.start:
                 return 0
-            parent = self._root((salt, long_rope))
+            parent = self._root(scope)
             if path and known < len(token_ids):
                 parent = self._split(*path[-1])
             limit = min(self._limit, self._limit if room is None else max(0, room)) // self.target.slot_bytes
@@ -184,19 +184,19 @@ class PrefixCache:
     def _forget(self) -> None:
         self._tokens = 0
         self._version = self.target.version
-        self._roots: dict[tuple[str, bool], _Node] = {}  # those that have children, by salt and rope
+        self._roots: dict[Scope, _Node] = {}  # those that have children
         # All stretches, least recently used first. Each is before its parent, so that the first one has no children.
         self._order: OrderedDict[_Node, None] = OrderedDict()
 
-    def _root(self, key: tuple[str, bool]) -> _Node:
+    def _root(self, scope: Scope) -> _Node:
         if self._version != self.target.version:
             self._forget()
-        return self._roots.get(key) or _Node((), None, None, key=key)
+        return self._roots.get(scope) or _Node((), None, None, scope=scope)
 
-    def _find(self, token_ids: Sequence[int], key: tuple[str, bool]) -> list[tuple[_Node, int]]:
+    def _find(self, token_ids: Sequence[int], scope: Scope) -> list[tuple[_Node, int]]:
         """The stretches that a text begins with, each with the number of its tokens that the text has."""
         self._time += 1
-        path, node, place = [], self._root(key), 0
+        path, node, place = [], self._root(scope), 0
         while place < len(token_ids) and (child := node.children.get(token_ids[place])) is not None:
             node = child
             count = common(child.token_ids, token_ids, place)
@@ -223,8 +223,8 @@ class PrefixCache:
         parent.children[token_ids[0]] = child = _Node(token_ids, rows, parent)
         self._tokens += len(token_ids)
         self._use(child)
-        if parent.key is not None:
-            self._roots[parent.key] = parent
+        if parent.scope is not None:
+            self._roots[parent.scope] = parent
         return len(token_ids)
 
     def _split(self, node: _Node, count: int) -> _Node:
@@ -251,8 +251,12 @@ class PrefixCache:
             assert not oldest.children
             del self._order[oldest], oldest.parent.children[oldest.token_ids[0]]
             self._tokens -= len(oldest.token_ids)
-            if oldest.parent.key is not None and not oldest.parent.children:
-                del self._roots[oldest.parent.key]
+            if oldest.parent.scope is not None and not oldest.parent.children:
+                del self._roots[oldest.parent.scope]
+
+
+def _scope(sequence: Running) -> Scope:
+    return Scope(sequence.request.cache_salt, sequence.state.long_rope)
 
 
 class CacheMemory:
@@ -326,16 +330,13 @@ class CacheMemory:
         """Reads the file that goes on where the prefix cache ends; returns whether this has more then."""
         if self._kept is None or self.prefixes is None:
             return False
-        rope, salt = sequence.state.long_rope, sequence.request.cache_salt
-        text = sequence.request.prompt_ids[: sequence.reusable]
-        known = self.prefixes.known(text, long_rope=rope, salt=salt)
+        scope, text = _scope(sequence), sequence.request.prompt_ids[: sequence.reusable]
+        known = self.prefixes.known(text, scope)
         with self._within_memory():
-            if (found := self._kept.find(text, known, salt, rope)) is not None:
+            if (found := self._kept.find(text, known, scope)) is not None:
                 room = self._room(held)
-                self.prefixes.store(
-                    found, found.token_ids, version=sequence.version, long_rope=rope, room=room, salt=salt
-                )
-        return self.prefixes.known(text, long_rope=rope, salt=salt) > known
+                self.prefixes.store(found, found.token_ids, scope, version=sequence.version, room=room)
+        return self.prefixes.known(text, scope) > known
 
     def fill(self, sequence: Running, most: int | None = None) -> int:
         """Copies known keys and values of a prompt that is not read to its end, of at most about ``most`` tokens.
@@ -344,14 +345,12 @@ class CacheMemory:
         """
         if self.prefixes is None:
             return 0
-        request, state = sequence.request, sequence.state
-        known, rope = request.prompt_ids[: sequence.reusable], state.long_rope
-        found = self.prefixes.fill(
-            state.cache, known, long_rope=rope, grain=self._grain, most=most, salt=request.cache_salt
-        )
+        request, cache = sequence.request, sequence.cache
+        text = request.prompt_ids[: sequence.reusable]
+        found = self.prefixes.fill(cache, text, _scope(sequence), self._grain, most)
         if found:
             request.cached_tokens += found
-            sequence.filled = state.cache.length
+            sequence.filled = cache.length
         return found
 
     def count(self, request: Request) -> None:
@@ -371,23 +370,19 @@ class CacheMemory:
         """
         if self.prefixes is None:
             return 0
-        rope, salt = sequence.state.long_rope, sequence.request.cache_salt
-        text, room = self._reusable(sequence), self._room(held)
+        text, room, scope = self._reusable(sequence), self._room(held), _scope(sequence)
         with self._within_memory():
-            return self.prefixes.store(
-                sequence.cache, text, version=sequence.version, long_rope=rope, room=room, most=most, salt=salt
-            )
+            return self.prefixes.store(sequence.cache, text, scope, version=sequence.version, room=room, most=most)
         return 0
 
     def write(self, sequence: Running) -> None:
         """Writes a sequence that has finished into files, with those of its keys and values that are kept."""
         if self._kept is None:
             return
-        request, rope, stretches = sequence.request, sequence.state.long_rope, list[Stretch]()
+        request, scope, stretches = sequence.request, _scope(sequence), list[Stretch]()
         if self.prefixes is not None:
-            text = self._reusable(sequence)
-            stretches = self.prefixes.stretches(text, long_rope=rope, salt=request.cache_salt)
-        self._kept.keep(request.prompt_ids, request.output.token_ids, stretches, request.cache_salt, rope)
+            stretches = self.prefixes.stretches(self._reusable(sequence), scope)
+        self._kept.keep(request.prompt_ids, request.output.token_ids, stretches, scope)
 
     def _reusable(self, sequence: Running) -> list[int]:
         """The tokens of a sequence whose keys and values any request may use."""
