@@ -57,7 +57,7 @@ _CONTEXT = 16
 
 
 class Scope(NamedTuple):
-    """Whose keys and values a text may share: those of requests with the same salt, and the same frequencies of rope."""
+    """Whose keys and values a text may share: those of requests with the same salt and the same frequencies of rope."""
 
     salt: str = ""
     long_rope: bool = False

@@ -18,7 +18,6 @@ from selfspec.limits import is_out_of_memory
 from selfspec.model.cache import KeyValueCache, are_finite
 from selfspec.runtimes.target import Target
 
-
 ANY = Scope()
 
 

@@ -76,6 +76,23 @@ class FusedBlock(BranchSublayer):
         execute = self.execute if forward.adapting is None else call
         return execute(function, self, *arguments, forward.widest, forward.adapting)
 
+    def enter(self, hidden_states: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
+        """The first product, of the normed rows."""
+        before = self.norms[0]
+        normed = hidden_states if before is None else before(hidden_states)
+        entered = self.products[0](normed, widest)
+        if adapt is not None:
+            adapt(self.place, AdaptedProduct.ENTERING, normed, entered)
+        return entered
+
+    def leave(self, activated: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
+        """The branch, ``[rows, hidden]``, of the inputs of the second product."""
+        branch, after = self.products[1](activated, widest), self.norms[1]
+        if adapt is not None:
+            adapt(self.place, AdaptedProduct.LEAVING, activated, branch)
+        branch = branch if after is None else after(branch)
+        return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
+
 
 def fuse(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
     """The fused form of a sublayer of a decoder layer, or itself where one of its modules is not its family's own."""
@@ -176,7 +193,7 @@ class FusedMLP(FusedBlock):
     def __init__(self, generic: BranchSublayer, family: Family, layer: int) -> None:
         super().__init__(generic)
         module: Any = self.module
-        self.index = layer
+        self.place = 2 * layer + 1
         self.norms = fast_norms(self, family)
         self.products = join(_inputs(module, family.mlp)), join([getattr(module, family.mlp.output)])
         self.activate, self.gated = activation_of(module), family.gated
@@ -187,17 +204,9 @@ class FusedMLP(FusedBlock):
 
     def compute(self, hidden_states: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
         """The branch, ``[rows, hidden]``; ``widest`` as for ``Product``."""
-        (before, after), (gate_up, down) = self.norms, self.products
-        normed = hidden_states if before is None else before(hidden_states)
-        entered = gate_up(normed, widest)
-        if adapt is not None:
-            adapt(2 * self.index + 1, AdaptedProduct.ENTERING, normed, entered)
+        entered = self.enter(hidden_states, widest, adapt)
         activated = activate_gated(self.activate, entered) if self.gated else self.activate(entered)
-        branch = down(activated, widest)
-        if adapt is not None:
-            adapt(2 * self.index + 1, AdaptedProduct.LEAVING, activated, branch)
-        branch = branch if after is None else after(branch)
-        return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
+        return self.leave(activated, widest, adapt)
 
 
 def turn_heads(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, neighbours: bool) -> None:
@@ -232,7 +241,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
         super().__init__(generic)
         module: Any = self.module
-        self.index = layer
+        self.index, self.place = layer, 2 * layer
         self.norms = fast_norms(self, family)
         output = getattr(module, family.attention.output)
         self.products = join(_inputs(module, family.attention)), join([output])
@@ -258,25 +267,12 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         attended = forward.by_part(lambda own, rows: self._attend(heads[own], rows))
         return self._executed(forward, FusedAttention.leave, attended)
 
-    def leave(self, attended: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
-        """The branch ``[rows, hidden]`` of what attention gives, ``[rows, heads * head_dim]``."""
-        branch, after = self.products[1](attended, widest), self.norms[1]
-        if adapt is not None:
-            adapt(2 * self.index, AdaptedProduct.LEAVING, attended, branch)
-        branch = branch if after is None else after(branch)
-        return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
-
     def project(
         self, hidden_states: torch.Tensor, turn: CosSin | None, widest: int, adapt: Adapt | None
     ) -> torch.Tensor:
         """Queries, keys and values ``[rows, all heads, head_dim]``, after rope (``Forward.turn``)."""
-        before = self.norms[0]
-        normed = hidden_states if before is None else before(hidden_states)
         turned = self.heads + self.key_heads
-        entered = self.products[0](normed, widest)
-        if adapt is not None:
-            adapt(2 * self.index, AdaptedProduct.ENTERING, normed, entered)
-        heads = entered.view(-1, turned + self.key_heads, self.head_dim)
+        heads = self.enter(hidden_states, widest, adapt).view(-1, turned + self.key_heads, self.head_dim)
         if self.head_norms and not self.norms_last:
             self._norm_heads(heads)
         if turn is not None:

@@ -5,6 +5,7 @@ the build at first use are this one, with the same options, so that a level give
 the same compiler). The hook imports this module where torch is not installed.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -116,23 +117,21 @@ def _permits_tiles() -> bool:
 
 
 def _listed_features() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(flags.partition(":")[2].split())
+    return frozenset(next(_in_cpuinfo("flags", "Features"), "").split())
 
 
 @lru_cache
 def processor_name() -> str:
     """The processor's model as Linux names it; elsewhere, or where it names none, its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(filter(None, names), machine())
+    return next(filter(None, _in_cpuinfo("model name")), machine())
+
+
+def _in_cpuinfo(*names: str) -> Iterator[str]:
+    """The values that Linux gives for the processors under some names; none elsewhere."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(names):
+                yield line.partition(":")[2].strip()
 
 
 def levels_of(architecture: str) -> tuple[Level, ...]:
