@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from selfspec import Engine
-from selfspec.methods.api import KeptSet, Needs
+from selfspec.methods.api import KeptSet, Needs, Probe
 from selfspec.methods.clasp import choose_skipped, program
 from selfspec.methods.testing import Branches, read_text
 from selfspec_lab.experiments.lab import Lab
@@ -108,7 +108,7 @@ class Reading:
         return self.target.run(self.states[0, at], kept.sublayers, step).hidden_states
 
     def _branches(self, position: int) -> Branches:
-        return Branches(self._context.target, self._context.state, self._context.token_ids, [position])
+        return Probe(self._context).points([position])
 
 
 def read_own_text(engine: Engine, prompt: str, max_new_tokens: int, seed: int) -> tuple[Reading, range]:

@@ -37,7 +37,7 @@ class Probe:
 
     def __init__(self, text: Text) -> None:
         self.target: Target = text.target
-        self._rule, self._state, self._ids = text.rule, text.state, text.ids
+        self._rule, self.state, self._ids = text.rule, text.state, text.ids
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Probe:
     @property
     def committed(self) -> int:
         """Tokens whose keys and values are in the cache: all but the pending one."""
-        return self._state.cache.length
+        return self.state.cache.length
 
     @property
     def remaining_tokens(self) -> int:
@@ -79,7 +79,7 @@ class Probe:
         last = self.committed if end is None else end - 1
         assert 1 <= rows <= last <= self.committed, f"{rows} rows up to {last} in {self.committed} committed tokens"
         prefix = last - rows
-        forward = self.target.lay_out(self._state, rows, start=self.committed, prefix=prefix)
+        forward = self.target.lay_out(self.state, rows, start=self.committed, prefix=prefix)
         hidden_states = self.target.embed(self.token_ids[prefix:last], forward)
         model = self.target.at(precision)
         return model.logits(model.run(hidden_states, kept.sublayers, forward).hidden_states)
@@ -94,13 +94,13 @@ class Probe:
         """
         assert 1 <= rows <= self.committed, f"a window of {rows} rows in {self.committed} committed tokens"
         places = range(self.committed - rows, self.committed)
-        return Branches(self.target, self._state, self.token_ids, places, most_rows, precision)
+        return Branches(self, places, most_rows, precision)
 
     def points(
         self, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
     ) -> "Points":
         """As ``branches``, at single committed tokens that need not follow each other, by their ascending positions."""
-        return Points(self.target, self._state, self.token_ids, places, most_rows, precision)
+        return Points(self, places, most_rows, precision)
 
 
 class Branches:
@@ -109,25 +109,19 @@ class Branches:
     Each branch sees the cached prefix before its tokens and itself, causally; no branch sees another. All of them go
     through a sublayer in one forward, or in as few as ``most_rows`` allows.
 
-    ``places`` are the positions of the tokens of each branch in the text ``token_ids``, which follow each other.
+    ``places`` are the positions of the tokens of each branch in the probe's text, which follow each other.
 
     Attributes:
         sequence: whose cache they read.
     """
 
     def __init__(
-        self,
-        target: Target,
-        state: SequenceState,
-        token_ids: torch.Tensor,
-        places: Sequence[int],
-        most_rows: int | None = None,
-        precision: AnyPrecision | None = None,
+        self, probe: Probe, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
     ) -> None:
         assert places, "no rows"
-        assert places[-1] < state.cache.length, f"rows at {places} of {state.cache.length} tokens"
-        self.sequence, self._target, self._model = state, target, target.at(precision)
-        self._token_ids, self._places, self._prefix = token_ids, places, places[0]
+        assert places[-1] < probe.committed, f"rows at {places} of {probe.committed} tokens"
+        self.sequence, self._target, self._model = probe.state, probe.target, probe.target.at(precision)
+        self._token_ids, self._places, self._prefix = probe.token_ids, places, places[0]
         self._at_once = None if most_rows is None else max(1, most_rows // len(places))
         self._forwards: dict[tuple[int, int], Forward] = {}
 
