@@ -12,11 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from ctypes import POINTER, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock
@@ -36,15 +34,7 @@ from selfspec.runtimes.kernel_build import (
     refusal,
     usable_levels,
 )
-from selfspec.runtimes.structures import (
-    Linear,
-    NativeCall,
-    NativeChain,
-    NativeHeadEntry,
-    NativeStateNet,
-    disagreements,
-    read_layout,
-)
+from selfspec.runtimes.structures import declare, disagreements, read_layout
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that have kernels, and how their functions' names end."""
@@ -215,38 +205,8 @@ def _open(path: Path, level: Level, origin: str) -> Kernels:
             f"the kernels are of another version of selfspec: {different[0]}; delete {path}, or "
             "install selfspec again where it is part of the installation"
         )
-    _declare(library)
+    declare(library, DTYPES.values())
     return Kernels(library, layout, level.name, origin)
-
-
-def _declare(library: ctypes.CDLL) -> None:
-    """Sets the types of the functions' arguments."""
-    signatures: dict[str, list[Any]] = {
-        "product": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 3, c_int],
-        "unpack": [POINTER(Linear), *[c_void_p] * 2, *[c_long] * 2, c_int],
-        "pack": [c_void_p, c_int, c_void_p, *[c_long] * 2, c_int],
-        "state_net": [
-            *(POINTER(NativeStateNet), c_void_p, c_long, *[c_void_p] * 4),
-            *(POINTER(c_void_p), c_long, c_void_p, c_long, c_int),
-        ],
-        "selective_scan": [*[c_void_p] * 9, POINTER(c_void_p), c_long, c_void_p, *[c_long] * 3, c_int],
-        "forward": [POINTER(NativeCall), c_void_p, c_long],
-        "draft": [POINTER(NativeChain)],
-        "verify": [POINTER(NativeChain)],
-        "enter": [POINTER(NativeHeadEntry), *[c_void_p] * 3, c_long, c_int],
-        "most_rows": [],
-        "most_attending": [],
-    }
-    library.run_on.argtypes = [POINTER(c_int), c_int]
-    library.lay_out_gguf.argtypes = [c_int, *[c_void_p] * 3, *[c_long] * 2, c_int]
-    library.lay_out_grid.argtypes = [c_int, *[c_void_p] * 3, *[c_int] * 2, *[c_void_p] * 3, *[c_long] * 2, c_int]
-    library.lay_out_mxfp4_blocks.argtypes = [*[c_void_p] * 3, *[c_long] * 2, c_int]
-    for function in (library.run_on, library.lay_out_gguf, library.lay_out_grid, library.lay_out_mxfp4_blocks):
-        function.restype = None
-    for suffix in DTYPES.values():
-        for name, arguments in signatures.items():
-            function = getattr(library, f"{name}_{suffix}")
-            function.argtypes, function.restype = arguments, None if arguments else c_long
 
 
 def _with_openmp(path: Path) -> ctypes.CDLL:

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ctypes import (
     CDLL,
     CFUNCTYPE,
@@ -25,7 +25,8 @@ from typing import Any
 from selfspec.model.mxint8 import SHARED
 from selfspec.runtimes.formats import BLOCK, FORMATS, TILE
 
-_HEADERS = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.h"))
+_FOLDER = Path(__file__).parent
+_HEADERS = "".join(path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.h"))
 _BODIES = dict(re.findall(r"^struct (\w+) {\n(.*?)^};", _HEADERS, re.MULTILINE | re.DOTALL))
 _NUMBERS = {"long": c_long, "int": c_int, "float": c_float, "double": c_double, "uint64_t": c_uint64}
 
@@ -46,13 +47,13 @@ def _declared(name: str, **functions: Any) -> Callable[[type[Structure]], Any]:
 
 def _fields(name: str, functions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for line in _BODIES[name].splitlines():
-        code = line.partition("//")[0].strip().removeprefix("const ")
+        code = line.partition("//")[0].replace("const", "").strip()
         if function := re.search(r"\(\*(\w+)\)", code):
             yield function[1], functions[function[1]]
         elif code and "(" not in code:  # otherwise it is one of the structure's functions
             kind, declared = re.fullmatch(r"(\w+)(.*);", code).groups()  # type: ignore[union-attr]
             for each in declared.split(","):
-                yield each.split()[-1].lstrip("*"), _kind(kind, each.count("*"))
+                yield each.strip(" *"), _kind(kind, each.count("*"))
 
 
 def _kind(name: str, stars: int) -> Any:
@@ -204,6 +205,16 @@ CONSTANTS = {
     **{f"bytes.{name}": form.unit_bytes for name, form in FORMATS.items()},
 }
 """What Python has to know without the library, by its name in the headers."""
+
+
+def declare(library: CDLL, dtypes: Iterable[str]) -> None:
+    """Gives a library's functions the types that ``kernels.cpp`` declares; some are there for each of the dtypes."""
+    source = _FOLDER.joinpath("kernels.cpp").read_text(encoding="utf-8").replace("\\\n", "").replace("const", "")
+    for result, name, parameters in re.findall(r'extern "C" (\w+) (\w+)(?:##SUFFIX)?\(([^)]*)\)', source):
+        kinds = [_kind(kind, stars.count("*")) for kind, stars in re.findall(r"(\w+)([\s*]+)\w+", parameters)]
+        for suffix in dtypes if name.endswith("_") else ("",):
+            function = getattr(library, name + suffix)
+            function.argtypes, function.restype = kinds, _NUMBERS.get(result)
 
 
 class _Fact(Structure):
