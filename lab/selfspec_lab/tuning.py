@@ -82,7 +82,8 @@ def write_profile(engine: Any, best: Trial, iterations: int, path: Path) -> None
     from selfspec.methods.draft_verify import Profile
 
     versions = _versions() | {"device": str(engine.target.device)}
-    engine.method.adopt(Profile(best.skipped, best.tokens_per_second, iterations, versions))
+    found = {"tokens_per_second": best.tokens_per_second, "iterations": iterations, "versions": versions}
+    engine.method.adopt(Profile(best.skipped, found))
     engine.save_state(path)
 
 

@@ -84,10 +84,9 @@ def test_tune_writes_a_profile_that_generates_losslessly(checkpoint: str, prompt
     assert f"profile written to {out}" in result.stderr
     engine, method = make_engine()
     engine.load_state(out)
-    assert method.profile.iterations == 4
-    assert method.profile.tokens_per_second is not None
-    assert method.profile.tokens_per_second > 0
-    assert {"selfspec", "torch", "transformers", "scikit-learn", "device"} == set(method.profile.versions)
+    assert method.profile.found["iterations"] == 4
+    assert method.profile.found["tokens_per_second"] > 0
+    assert {"selfspec", "torch", "transformers", "scikit-learn", "device"} == set(method.profile.found["versions"])
     generated = engine.generate(prompt(17), max_new_tokens=24)
     assert generated.token_ids == plain_text("llama", prompt(17), 24)
     assert {record.kept for record in generated.rounds} == {KeptSet.skipping(method.profile.skipped, SUBLAYERS)}
@@ -122,7 +121,7 @@ def test_ctrl_c_keeps_the_best_so_far(
     if measured:
         engine, method = make_engine()
         engine.load_state(out)
-        assert (method.profile.skipped, method.profile.iterations) == (calls[2], measured)
+        assert (method.profile.skipped, method.profile.found["iterations"]) == (calls[2], measured)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from selfspec.decoding.draft import Draft, LayerDraft
@@ -73,12 +73,10 @@ class SelfSpecSettings(ThresholdSettings):
 
 @dataclass(frozen=True)
 class Profile:
-    """Skipped sublayers, ascending, and how they were found: the speed measured, the sets tried, library versions."""
+    """Skipped sublayers, ascending, and what is to be known of how they were found, as JSON has it."""
 
     skipped: tuple[int, ...]
-    tokens_per_second: float | None = None
-    iterations: int = 0
-    versions: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[str, Any] = field(default_factory=dict)
 
 
 @register
@@ -127,28 +125,16 @@ class SelfSpec(Method):
     def state(self) -> LearnedState:
         """Profile and threshold."""
         with self._lock:
-            values = {**asdict(self.profile), "threshold": self._threshold}
-        return LearnedState({**values, "skipped": list(values["skipped"])})
+            profile, threshold = self.profile, self._threshold
+        return LearnedState({**profile.found, "skipped": list(profile.skipped), "threshold": threshold})
 
     def restore(self, state: LearnedState) -> None:
         """Loads a profile for as many layers, and a threshold."""
-        values = dict(state.values)
-        threshold = values.pop("threshold", None)
+        found = dict(state.values)
+        threshold, skipped = found.pop("threshold", None), found.pop("skipped", None)
         if type(threshold) is not float or not 0 <= threshold <= 1:
             raise StateError("the profile has no threshold; tune it again")
-        self.adopt(_check_profile(values, self.free, self.first))
+        if skipped != []:  # nothing is skipped if that was fastest
+            check_skipped(skipped, self.free, self.first)
+        self.adopt(Profile(tuple(skipped), found))
         self.note_threshold(threshold)
-
-
-def _check_profile(values: Mapping[str, Any], free: int, first: int) -> Profile:
-    if values.keys() != {field.name for field in fields(Profile)}:
-        raise StateError("the profile is not of this version of self-spec; tune it again")
-    speed, iterations, versions = values["tokens_per_second"], values["iterations"], values["versions"]
-    if speed is not None and not (type(speed) is float and 0 <= speed < float("inf")):
-        raise StateError(f"the profile's speed is {speed}; tune it again")
-    if type(iterations) is not int or iterations < 0 or not isinstance(versions, dict):
-        raise StateError("the profile does not say how it was found; tune it again")
-    # A profile skips nothing if that was fastest.
-    if values["skipped"] != []:
-        check_skipped(values["skipped"], free, first)
-    return Profile(tuple(values["skipped"]), speed, iterations, versions)
