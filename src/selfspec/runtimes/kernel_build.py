@@ -182,11 +182,15 @@ def find_compiler() -> list[str]:
     return [compiler]
 
 
-def build_key(level: Level) -> str:
-    """A short name of what a library is built from: the sources, the level and the options."""
+def sources() -> int:
+    """A number of what kernels are built from, which their library holds (``layout.h``)."""
     files = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
-    options = repr((level.machine, _options(level)))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files) + options.encode()).hexdigest()[:16]
+    return int(hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:15], 16)
+
+
+def build_key(level: Level) -> str:
+    """A short name for what the kernels of a level are made from: their sources, and the options for the compiler."""
+    return hashlib.sha256(repr((level.machine, _options(level))).encode()).hexdigest()[:16]
 
 
 def build(level: Level, library: Path) -> None:
@@ -208,7 +212,7 @@ def build(level: Level, library: Path) -> None:
 
 
 def _options(level: Level) -> tuple[str, ...]:
-    return (*_FLAGS, *level.flags, *shlex.split(os.environ.get("CXXFLAGS", "")))
+    return (*_FLAGS, f"-DSOURCES={sources()}L", *level.flags, *shlex.split(os.environ.get("CXXFLAGS", "")))
 
 
 def _link_options(is_clang: bool) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What the C++ code is given, as ctypes structures with the fields that the headers beside this file declare.
 
-``layout.h`` has their sizes and offsets, which are compared with these when a library is loaded.
+When a library is loaded, ``layout.h`` says whether it has these headers, and the sizes of its structures are compared.
 """
 
 import re
@@ -24,6 +24,7 @@ from typing import Any
 
 from selfspec.model.mxint8 import SHARED
 from selfspec.runtimes.formats import BLOCK, FORMATS, TILE
+from selfspec.runtimes.kernel_build import sources
 
 _FOLDER = Path(__file__).parent
 _HEADERS = "".join(path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.h"))
@@ -197,6 +198,7 @@ class NativeChain(Structure):
 
 
 CONSTANTS = {
+    "SOURCES": sources(),
     "BLOCK": BLOCK,
     "TILE": TILE,
     "SHARED": SHARED,
@@ -222,7 +224,7 @@ class _Fact(Structure):
 
 
 def read_layout(library: CDLL) -> dict[str, int]:
-    """Sizes and offsets in bytes (``Linear``, ``Linear.bits``) and constants (``BLOCK``), as the library has them."""
+    """Sizes in bytes (``Linear``) and constants (``BLOCK``), as the library has them."""
     library.layout.argtypes, library.layout.restype = [], POINTER(_Fact)
     facts = library.layout()
     found: dict[str, int] = {}
@@ -234,7 +236,7 @@ def read_layout(library: CDLL) -> dict[str, int]:
 
 def disagreements(library: Mapping[str, int]) -> list[str]:
     """In words, where a library and this file differ; ``library`` is what ``read_layout`` gave."""
-    own = dict(_own_layout())
+    own = CONSTANTS | {name: sizeof(structure) for name, structure in STRUCTURES.items()}
     names = {name.partition(".")[0] for name in own}
     known = {name: value for name, value in library.items() if name.partition(".")[0] in names}
     return [
@@ -242,11 +244,3 @@ def disagreements(library: Mapping[str, int]) -> list[str]:
         for name in sorted(own.keys() | known.keys())
         if own.get(name) != known.get(name)
     ]
-
-
-def _own_layout() -> Iterator[tuple[str, int]]:
-    yield from CONSTANTS.items()
-    for name, structure in STRUCTURES.items():
-        yield name, sizeof(structure)
-        for field in structure._fields_:
-            yield f"{name}.{field[0]}", getattr(structure, field[0]).offset
