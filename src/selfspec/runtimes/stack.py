@@ -124,7 +124,6 @@ class Stack:
                 any_rows=any_rows,
             )
         self._most_rows = min(self._limits(), default=sys.maxsize)
-        self._selects_natively = self.native is not None and self.native.has_head
 
     @property
     def problem(self) -> str | None:
@@ -232,7 +231,7 @@ class Stack:
         if len(groups) > 1:
             output = self._run_groups(groups, hidden_states, indices, forward, kept)
         else:
-            scored = logits and self._selects_natively
+            scored = logits and self.native is not None and self.native.has_head
             output = self._run(hidden_states, indices, forward, kept, logits=scored, confidence=confidence)
         if logits and output.logits is None:
             output.logits = self.score(output.hidden_states, forward.widest, forward, confidence=confidence)
@@ -265,7 +264,7 @@ class Stack:
         if self.device_kernels is not None and forward is not None:
             return self.device_kernels.choose(self.logits(hidden_states, widest), forward)
         native = self._native_head(widest)
-        if native is None or not self._selects_natively:
+        if native is None:
             return Logits(self.logits(hidden_states, widest))
         return native.score(hidden_states, confidence=confidence)
 
