@@ -30,7 +30,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, name: str, fields: tuple[Any, ...]
 
 @pytest.mark.parametrize("name", structures.STRUCTURES)
 def test_every_structure_of_another_size_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(monkeypatch, name, (*structures.STRUCTURES[name]._fields_, ("added", c_int)))
+    replaced(monkeypatch, name, (*structures.STRUCTURES[name]._fields_, ("added", c_long)))
     with pytest.raises(KernelBuildError, match=rf"another version of selfspec: {name}\b.*; delete .*\.so"):
         kernels.find()
 
