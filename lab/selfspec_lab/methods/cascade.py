@@ -12,7 +12,7 @@ from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.errors import InvalidSettingError, StateError, UnknownMethodError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import find_method
-from selfspec.methods.settings import MethodSettings, setting
+from selfspec.methods.settings import MethodSettings, setting, suggest
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
 
@@ -55,6 +55,12 @@ class CascadeSettings(MethodSettings):
                 if one in of_stages[stage]:
                     raise InvalidSettingError(f"{stage}.{one} is given twice; leave one out")
                 of_stages[stage][one] = given
+        known = dict.fromkeys(entry["name"] for entry in super().describe())
+        if (unknown := next((name for name in own if name not in known), None)) is not None:
+            every = ", ".join([*known, *(f"{name}.NAME" for name in cls.names)])
+            raise InvalidSettingError(
+                f"{method} has no setting '{unknown}'{suggest(unknown, known)} (its settings: {every})"
+            )
         parsed = super().parse(method, own)
         stages = zip(cls.names, parsed.stages, strict=True)
         given_stages = (type(usual).parse(name, usual.to_values() | of_stages[name]) for name, usual in stages)
