@@ -11,7 +11,6 @@ from selfspec.decoding.draft import Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, StateError
-from selfspec.methods.payoff import Record, draft_cost
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
 from selfspec.methods.settings import fraction, setting
@@ -159,8 +158,7 @@ class Clasp(SelectingMethod):
         """Drafts without some layers."""
         sublayers = (sublayer for layer in selection for sublayer in (2 * layer, 2 * layer + 1))
         kept = KeptSet.skipping(sublayers, self.target.sublayer_count)
-        record = Record(self.payoff, draft_cost(kept, self.draft_precision, self.target.dtype))
-        return Choice(selection, self.draft(kept), record)
+        return Choice(selection, self.draft(kept), self.new_record(kept))
 
     def draft(self, kept: KeptSet) -> LayerDraft:
         """Drafts with a kept set."""

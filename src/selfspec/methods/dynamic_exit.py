@@ -11,7 +11,7 @@ from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods.exit_choice import Exit, Statistics, choose_exit, count_matches
-from selfspec.methods.payoff import Record, draft_cost
+from selfspec.methods.payoff import Record
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import SelectingDrafter, SelectingMethod, SelectingSettings
 from selfspec.methods.settings import fraction, setting
@@ -116,9 +116,7 @@ class Del(SelectingMethod):
         self.head = ShadowHead(target, int(LOGITS_SHARE * sum(each.nbytes for each in target.model.parameters())))
         self._carried = Statistics.empty(layers)
         self._worth = _Worth(layers)
-        self._records = [
-            Record(self.payoff, draft_cost(kept, self.draft_precision, target.dtype)) for kept in self.kept
-        ]
+        self._records = [self.new_record(kept) for kept in self.kept]
 
     @property
     def watched(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.base import Method
-from selfspec.methods.payoff import Payoff, Record
+from selfspec.methods.payoff import Payoff, Record, draft_cost
 from selfspec.methods.settings import PrecisionSettings, setting
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -83,6 +83,10 @@ class SelectingMethod(Method):
         self.payoff = Payoff(target.ranks.clock)
         self._lock = threading.Lock()
         self._choice: Choice | None = None
+
+    def new_record(self, kept: KeptSet) -> Record:
+        """A record of drafts with a kept set, which cost what they read of the weights."""
+        return Record(self.payoff, draft_cost(kept, self.draft_precision, self.target.dtype))
 
     @property
     def watched(self) -> Collection[int]:

@@ -170,8 +170,7 @@ class Swift(SelectingMethod):
 
     def choice_of(self, selection: KeptSet) -> Choice:
         """Drafts with a kept set."""
-        record = Record(self.payoff, draft_cost(selection, self.draft_precision, self.target.dtype))
-        return Choice(selection, self.draft(selection, samples=False), record)
+        return Choice(selection, self.draft(selection, samples=False), self.new_record(selection))
 
     def draft(self, kept: KeptSet, samples: bool) -> LayerDraft:
         """Drafts with a kept set, for a request that samples its tokens or not (``tree_widths=authors``)."""

@@ -115,7 +115,7 @@ class SuccessorTable:
         with self._lock:
             return self._matrix[:-1].clone()
 
-    def replace(self, matrix: torch.Tensor) -> None:
+    def replace(self, matrix: torch.Tensor | None) -> None:
         """Replaces the matrix.
 
         Args:
@@ -124,12 +124,12 @@ class SuccessorTable:
         Raises:
             StateError: it does not fit.
         """
-        _check_matrix(matrix, self._matrix.shape[0] - 1, self._matrix.shape[1])
+        checked = _checked(matrix, self._matrix.shape[0] - 1, self._matrix.shape[1])
         with self._lock:
-            self._matrix[:-1] = matrix.to(self._matrix.device)
+            self._matrix[:-1] = checked.to(self._matrix.device)
 
 
-def _check_matrix(matrix: torch.Tensor | None, vocab_size: int, count: int) -> None:
+def _checked(matrix: torch.Tensor | None, vocab_size: int, count: int) -> torch.Tensor:
     wanted = f"an int32 matrix of {vocab_size} tokens by {count} candidates"
     if matrix is None or matrix.dtype != torch.int32 or list(matrix.shape) != [vocab_size, count]:
         found = "nothing" if matrix is None else f"{matrix.dtype} {list(matrix.shape)}"
@@ -141,6 +141,7 @@ def _check_matrix(matrix: torch.Tensor | None, vocab_size: int, count: int) -> N
     ordered = matrix.sort(dim=-1).values
     if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != _UNKNOWN)).any()):
         raise StateError("the state is damaged: a token has the same candidate twice; delete it")
+    return matrix
 
 
 @register
@@ -195,10 +196,7 @@ class TokenRecycling(Method):
 
     def restore(self, state: LearnedState) -> None:
         """Loads a matrix."""
-        matrix = state.tensors.get("candidates")
-        if matrix is None:
-            raise StateError("this state has no candidates of token-recycling; give another file, or start without it")
-        self.candidates.replace(matrix)
+        self.candidates.replace(state.tensors.get("candidates"))
 
 
 def _levels(template: Template, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -50,8 +50,8 @@ def call(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor
 class FusedBlock(BranchSublayer):
     """A sublayer whose norms and products are ours, over the modules' very weights; else it is the ``generic`` one.
 
-    ``execute`` calls those parts of it that are functions of tensors alone: all but attention on the cache. ``place`` is
-    its index among the sublayers.
+    ``execute`` calls those parts of it that are functions of tensors alone: all but attention on the cache. ``place``
+    is its index among the sublayers.
     """
 
     place: int

@@ -20,36 +20,20 @@ CLEARLY_FASTER = 1.5
 _PROFILE = "latency_profile"
 
 
-class LoadFactor:
-    """Live seconds ÷ measured seconds, as a running mean. May be used by several threads.
-
-    Each round moves it by a tenth of the way. Ratios beyond 1.5 count as 1.5, so that one disturbed round moves it
-    little.
-    """
-
-    def __init__(self) -> None:
-        self.value = 1.0
-        self._lock = threading.Lock()
-
-    def note(self, predicted: float, seconds: float) -> float:
-        """Updates the factor with measured seconds × factor, above 0, and the live seconds; returns their ratio."""
-        ratio = min(_FARTHEST, max(1 / _FARTHEST, seconds / predicted))
-        with self._lock:
-            self.value *= 1 + _WEIGHT * (ratio - 1)
-        return ratio
-
-
 class Latencies:
     """Latency profiles of the target and of the weights that draft: kept ones, or else measured when first needed.
 
     A profile holds minima, so no round should be faster than it predicts. The target's is measured again if live
     rounds are clearly faster (``CLEARLY_FASTER``): then it was measured while the machine was busy or throttled, which
     also distorts the ratio of attention and MLP. Slower rounds change nothing. May be used by several threads.
+
+    How much slower rounds are moves by a tenth of the way with each. Ratios beyond 1.5 count as 1.5, so that one
+    disturbed round moves it little.
     """
 
     def __init__(self, target: Target, precision: AnyPrecision | None) -> None:
         self._target, self._precision = target, precision
-        self._load = LoadFactor()
+        self._load = 1.0
         self._lock = threading.Lock()
         self._profile: LatencyProfile | None = None
         self._draft_profile: LatencyProfile | None = None
@@ -60,7 +44,7 @@ class Latencies:
         with self._lock:
             if self._profile is None:
                 self._profile = read_latencies(self._target) or self._measure()
-            elif self._load.value < 1 / CLEARLY_FASTER:
+            elif self._load < 1 / CLEARLY_FASTER:
                 self._profile = self._measure()
             return self._profile
 
@@ -76,24 +60,24 @@ class Latencies:
 
     def _measure(self) -> LatencyProfile:
         latencies = measure_latencies(self._target)
-        self._load = LoadFactor()
+        self._load = 1.0
         keep_latencies(self._target, latencies)
         return latencies
 
     def note_round(self, kept: KeptSet | None, drafted: int, context: int, seconds: float) -> None:
         """Compares the seconds of a round, in a batch those of all requests' rounds, with the latencies."""
         with self._lock:
-            profile, load = self._profile, self._load
-            draft_profile = self._draft_profile or profile
-        if profile is not None and draft_profile is not None:
-            drafting = drafted * draft_profile.draft_step(kept, context) if kept is not None else 0.0
-            load.note(load.value * (drafting + profile.target_step(context)), seconds)
+            profile = self._profile
+            if profile is not None:
+                drafts = self._draft_profile or profile
+                drafting = drafted * drafts.draft_step(kept, context) if kept is not None else 0.0
+                ratio = seconds / (self._load * (drafting + profile.target_step(context)))
+                self._load *= 1 + _WEIGHT * (min(_FARTHEST, max(1 / _FARTHEST, ratio)) - 1)
 
     def adopt(self, profile: LatencyProfile | None) -> None:
         """Uses a profile of the model from a saved state; with ``None`` it is read or measured when next needed."""
         with self._lock:
-            self._load = LoadFactor()
-            self._profile = profile
+            self._load, self._profile = 1.0, profile
 
     def values(self) -> dict[str, Any]:
         """The profile of the model as values of a saved state, if there is one yet; see ``saved_latencies``."""
