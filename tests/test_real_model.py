@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel, PreT
 
 from selfspec import METHODS, Engine, SamplingParams, load_model
 from selfspec.loading import INSTALLABLE, find_installed
-from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.runtimes.target import Target
 from selfspec_lab.prompts import CHAT_PROMPTS
+from selfspec_lab.testing import verifies_exactly
 
 PLAIN = "autoregressive"
 PARAMS = SamplingParams(max_new_tokens=12)

@@ -17,8 +17,8 @@ from selfspec.methods import make_method
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.baseline import generate_timed
 from selfspec_lab.bench.benchmark import Candidate, Outcome, Sample, run_benchmark
-from selfspec_lab.measuring import verifies_exactly
 from selfspec_lab.prompts import CHAT_PROMPTS, PROMPTS
+from selfspec_lab.testing import verifies_exactly
 
 PLAIN = "autoregressive"
 TRANSFORMERS = "transformers"

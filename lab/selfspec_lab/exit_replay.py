@@ -11,9 +11,10 @@ import torch
 
 from selfspec.methods.api import Needs
 from selfspec.methods.dynamic_exit import shadow_tokens
-from selfspec.methods.testing import ShadowHead, read_text
+from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec_lab.measuring import Target
 from selfspec_lab.replay import Played
+from selfspec_lab.testing import read_text
 
 _LOGITS_BYTES = 1 << 26
 

@@ -28,7 +28,6 @@ from selfspec.decoding import paths
 from selfspec.decoding.draft import Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
@@ -43,6 +42,7 @@ from selfspec.sampling.processors import build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import SamplingParams
+from selfspec_lab.testing import read_text
 
 pytestmark = needs_kernels
 

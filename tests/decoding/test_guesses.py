@@ -17,7 +17,6 @@ from helpers.models import prompt
 from selfspec.decoding.draft import Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
@@ -28,6 +27,7 @@ from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
 from selfspec.types import SamplingParams
+from selfspec_lab.testing import read_text
 
 TARGET = Target(random_model())
 VOCABULARY = TARGET.vocab_size

@@ -18,7 +18,7 @@ from selfspec.decoding.kept_texts import Scope
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
 from selfspec.model.cache import KeyValueCache
-from selfspec.runtimes.kernels import verifies_exactly
+from selfspec_lab.testing import verifies_exactly
 
 LAYERS, SLOT = 2, 16
 """Layers, and bytes of a slot: two layers, keys and values, one float32 each."""

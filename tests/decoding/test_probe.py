@@ -6,10 +6,10 @@ import torch
 from helpers.models import SUBLAYERS, VARIANTS, build, prompt
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
+from selfspec_lab.testing import read_text
 
 LENGTH = 40
 COUNT, ROWS = 5, 3

@@ -17,10 +17,10 @@ from selfspec.decoding.prompt import FORWARD_ROWS, MOST_ROWS, Chunks, chunks_of
 from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.methods import make_method
-from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Greedy
+from selfspec_lab.testing import verifies_exactly
 
 needs_independent_rows = pytest.mark.skipif(
     not verifies_exactly(torch.bfloat16), reason="rows depend on each other on this machine"

@@ -12,13 +12,13 @@ from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
 from selfspec.model.sublayers import BranchSublayer
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
+from selfspec_lab.testing import read_text
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 ALL_STATES = range(SUBLAYERS + 1)

@@ -19,10 +19,10 @@ from selfspec.errors import NonFiniteLogitsError
 from selfspec.loading import load_model
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
-from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Coupled, Greedy, Rule
+from selfspec_lab.testing import verifies_exactly
 
 LENGTHS = (1, 40, 7, 64, 18, 3, 70)
 """Of the prompts of a batch."""

@@ -13,7 +13,6 @@ from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.scripted import Scripted
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafter import Feedback
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold, JointConfidence
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
@@ -24,6 +23,7 @@ from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.tree import TokenTree
 from selfspec.types import Generation
+from selfspec_lab.testing import read_text
 
 NEW_TOKENS = 60
 

@@ -14,13 +14,13 @@ from helpers.recording import record
 from selfspec import Engine, load_model
 from selfspec.decoding.drafter import Needs, Prefill
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import clasp, make_method
 from selfspec.methods.clasp import Clasp, choose_skipped, program
 from selfspec.runtimes.target import Target
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.testing import read_text
 
 LENGTH = 40
 FAMILIES = ["llama", "mistral-window", "gemma3", "granite", "phi3-longrope", "qwen3-moe-window"]

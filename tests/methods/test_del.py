@@ -23,7 +23,6 @@ from selfspec import load_model
 from selfspec.cli.app import app
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method
@@ -33,6 +32,7 @@ from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.testing import read_text
 
 NEW_TOKENS = 48
 PROMPT = 40

@@ -11,7 +11,6 @@ from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams
 from selfspec.decoding.draft import LayerDraft, NoDraft, with_precision
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.prompt import read_text
 from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods import METHODS
 from selfspec.methods.knapsack import find_candidates
@@ -20,6 +19,7 @@ from selfspec.methods.swift import matchness
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import MixedPrecision, Precision
 from selfspec.runtimes.target import Target
+from selfspec_lab.testing import read_text
 
 MODEL = random_model()
 LAYER_METHODS = [name for name, method in METHODS.items() if issubclass(method.Settings, PrecisionSettings)]

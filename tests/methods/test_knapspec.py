@@ -20,7 +20,6 @@ from selfspec import load_model
 from selfspec.decoding.draft import LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.probe import Branches, Probe
-from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods import make_method
@@ -44,6 +43,7 @@ from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.testing import read_text
 
 LENGTH, ROWS = 40, 6
 FREE = range(2, SUBLAYERS - 2)

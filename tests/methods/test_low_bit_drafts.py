@@ -11,9 +11,9 @@ from selfspec import Engine, SamplingParams, load_model
 from selfspec.decoding.draft import LayerDraft
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
+from selfspec_lab.testing import verifies_exactly
 
 MODEL = random_model()
 

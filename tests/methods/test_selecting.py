@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from helpers.clock import Always
 from helpers.models import SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.prompt import read_text
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods.payoff import Record
@@ -21,6 +20,7 @@ from selfspec.methods.swift_search import expected_improvement
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
+from selfspec_lab.testing import read_text
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "clasp": {"skipped_layers": 2, "draft_exit_threshold": 0.2, "update_interval": 3},

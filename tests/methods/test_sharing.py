@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from helpers.models import SUBLAYERS, build, plain_text, prompt
 from selfspec import Engine
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
 from selfspec.methods.dynamic_exit import Del, DelDrafter, DelSettings
@@ -20,6 +19,7 @@ from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation
+from selfspec_lab.testing import read_text
 
 NEW_TOKENS = 32
 PROMPTS = [prompt(length) for length in (17, 5, 40)]

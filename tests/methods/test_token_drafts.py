@@ -14,7 +14,6 @@ from helpers.drafts import begin, ngram_model, paths, play, preferences
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Continuation
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.suffixes import SuffixAutomaton, continuation
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
@@ -24,6 +23,7 @@ from selfspec.methods.ngram import NgramIndex
 from selfspec.methods.state import LearnedState
 from selfspec.methods.token_recycling import SuccessorTable, TokenRecycling, best_template, hit_rate
 from selfspec.runtimes.target import Target
+from selfspec_lab.testing import read_text
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 METHODS: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ from selfspec.model.mxint8 import pack, unpack
 from selfspec.runtimes import kernels
 from selfspec.runtimes.costs.parts import measure_latencies
 from selfspec.runtimes.target import Target
+from selfspec_lab.testing import verifies_exactly
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -160,7 +161,7 @@ def test_text_is_that_of_transformers_with_a_cache_that_rounds(method: str, runt
 @needs_kernels
 @pytest.mark.parametrize("method", [name for name in METHODS_OF_ANY_MODEL if name != "autoregressive"] + ["low-bit"])
 def test_every_method_writes_what_plain_decoding_writes_in_bfloat16(method: str) -> None:
-    if not kernels.verifies_exactly(torch.bfloat16):
+    if not verifies_exactly(torch.bfloat16):
         pytest.skip("there are no kernels for this many rows on this machine")
     model, asked = drafting(torch.bfloat16), prompt(64)
     settings = RUNS.get(method, DEFAULT_RUNS)[-1].settings

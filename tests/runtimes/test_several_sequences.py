@@ -24,9 +24,10 @@ from transformers import (
 
 from helpers.models import FAMILY_NAMES, ROPE_SWITCH, SUBLAYERS, WINDOW, build, prompt
 from selfspec.model.forward import Forward, SequenceState, branches
-from selfspec.runtimes.kernels import KernelBuildError, verifies_exactly
+from selfspec.runtimes.kernels import KernelBuildError
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
+from selfspec_lab.testing import verifies_exactly
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 EVERY_STATE = (0, 3, 4, SUBLAYERS)

@@ -16,6 +16,7 @@ from helpers.programs import PROGRAMS, assert_forwards_close, run_program
 from selfspec import Engine
 from selfspec.runtimes import kernels
 from selfspec.runtimes.kernel_build import machine, processor_features, usable_levels
+from selfspec_lab.testing import verifies_exactly
 
 TILES = '-DTILE_INSTRUCTIONS="tile_emulation.h"'
 _OWN = {level.name: level.flags for level in usable_levels(machine(), processor_features())}
@@ -88,7 +89,7 @@ def test_an_engine_writes_the_same_with_drafts_and_in_batches(monkeypatch: pytes
         alone = [drafting.generate(prompt, max_new_tokens=24) for prompt in prompts]
         together = drafting.generate(prompts, max_new_tokens=24)
         assert kernels.load().emulated_tile_products() > 0
-        assert kernels.verifies_exactly(torch.bfloat16)
+        assert verifies_exactly(torch.bfloat16)
     for generations in (alone, together):
         assert [each.token_ids for each in generations] == [each.token_ids for each in expected]
         assert all(0 < each.accepted <= each.drafted for each in generations)

@@ -13,8 +13,8 @@ from selfspec.errors import InvalidParameterError
 from selfspec.methods.api import LearnedState, Prefill
 from selfspec.methods.knapsack import Selection
 from selfspec.methods.knapspec import KnapSpec, KnapSpecDrafter, KnapSpecSettings
-from selfspec.methods.testing import read_text
 from selfspec_lab.measuring import LatencyProfile, Target, measure_latencies
+from selfspec_lab.testing import read_text
 
 MODEL = "tiny"
 """The default checkpoint."""

@@ -10,9 +10,9 @@ from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Met
 from selfspec.methods.knapsack import find_candidates, integer_weights
 from selfspec.methods.knapspec import KnapSpec
 from selfspec.methods.skipping import evenly_skipped
-from selfspec.methods.testing import read_text
 from selfspec_lab.experiments.knapspec_scene import read
 from selfspec_lab.measuring import Target
+from selfspec_lab.testing import read_text
 
 _WINDOW = 16
 """Tokens per window on which acceptance is estimated, as in KnapSpec."""

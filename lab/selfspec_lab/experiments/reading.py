@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from selfspec import Engine
+from selfspec.decoding.probe import Branches
 from selfspec.methods.api import KeptSet, Needs, Probe
 from selfspec.methods.clasp import choose_skipped, program
-from selfspec.methods.testing import Branches, read_text
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.sampled import TEMPERATURE
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.testing import read_text
 
 ROWS = 128
 """Rows of one forward. The slots of the other rows are masked, so more rows at once would cost more."""

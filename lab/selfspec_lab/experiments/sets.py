@@ -8,8 +8,8 @@ import torch
 from selfspec import Engine
 from selfspec.methods.api import KeptSet, LearnedState, Needs, Probe
 from selfspec.methods.swift import Swift, matchness
-from selfspec.methods.testing import read_text
 from selfspec_lab.measuring import Target
+from selfspec_lab.testing import read_text
 
 DOMAIN_STYLES = {"code": ("#0072b2", "o"), "math": ("#d55e00", "s"), "prose": ("#009e73", "^")}
 """Colour (Okabe and Ito) and marker of each domain."""

@@ -2,7 +2,6 @@
 
 from selfspec.memory import PeakMemory
 from selfspec.runtimes.costs.parts import LatencyProfile, PartSeconds, latency_profile, measure_latencies, measure_parts
-from selfspec.runtimes.kernels import verifies_exactly
 from selfspec.runtimes.target import RUNTIMES, Target
 from selfspec.timing import in_turn, interleaved_samples, timed, wait_for
 from selfspec_lab.measuring.bandwidth import copy_bytes_per_second
@@ -38,6 +37,5 @@ __all__ = [
     "profile_path",
     "read_profile",
     "timed",
-    "verifies_exactly",
     "wait_for",
 ]

@@ -19,7 +19,6 @@ from judging import as_read, drawn, holding
 from selfspec import Engine
 from selfspec.errors import UnsupportedModelError
 from selfspec.methods.api import KeptSet, Needs
-from selfspec.methods.testing import read_text
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.target import Target
 from selfspec_lab.experiments import reading
@@ -47,6 +46,7 @@ from selfspec_lab.experiments.ranks import rank_correlation
 from selfspec_lab.experiments.reading import Reading, read_own_text, read_own_texts
 from selfspec_lab.experiments.sampled import TEMPERATURE, write_in_turn
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.testing import read_text
 
 FIXTURES = Path(__file__).parents[3] / "tests" / "fixtures" / "gguf"
 LENGTH = 24

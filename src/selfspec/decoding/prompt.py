@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.decoding.draft import Draft, NoDraft, Proposal
-from selfspec.decoding.drafter import Drafter, FixedDrafter, Needs, Prefill
-from selfspec.decoding.output import Output
+from selfspec.decoding.draft import Proposal
 from selfspec.decoding.prefix_cache import CacheMemory
-from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request
+from selfspec.decoding.request import Event, Failed, Finished, Prefilled
 from selfspec.decoding.sequence import Sequence
 from selfspec.decoding.verification import judge, not_finite
 from selfspec.model.forward import Forward
@@ -21,8 +19,6 @@ from selfspec.runtimes.chain import VerifiedRows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.logprobs import token_logprobs
-from selfspec.sampling.processors import ScoreProcessor
-from selfspec.sampling.rules import Greedy, Rule
 from selfspec.sampling.tree import EMPTY_TREE
 from selfspec.timing import wait_for
 from selfspec.types import PhaseClock, TokenLogprobs
@@ -293,60 +289,3 @@ def _begin_alike(chunk: Chunk, other: Chunk) -> bool:
     if shared > min(chunk.sequence.reusable, other.end) or request.cache_salt != before.cache_salt:
         return False
     return request.prompt_ids[:shared] == before.prompt_ids[:shared]
-
-
-@torch.inference_mode()
-def read_text(
-    target: Target,
-    token_ids: Many[int],
-    needs: Needs | None = None,
-    *,
-    max_new_tokens: int = 2,
-    rule: Rule | None = None,
-    processor: ScoreProcessor | None = None,
-    chunk: int = 1024,
-) -> tuple[Sequence, Prefill]:
-    """Runs a text through the model, as a request with this prompt begins, for tests of methods and experiments.
-
-    Args:
-        target: the model.
-        token_ids: the text, at least one token.
-        needs: which states to keep, and how many rows a draft's siblings or a probe may have; nothing if not given.
-        max_new_tokens: room for tokens after it.
-        rule: how the next token is chosen; greedy if not given.
-        processor: the logits processors; none if not given.
-        chunk: most tokens to run at once.
-
-    Returns:
-        The sequence, whose pending token is the one that the target chose, and what a method is given to begin with.
-    """
-    sequence = Sequence(
-        target,
-        Request(
-            token_ids,
-            max_new_tokens,
-            rule=rule or Greedy(),
-            processor=processor or ScoreProcessor(),
-            output=Output(max_new_tokens=max_new_tokens),
-            method=_Reader(needs or Needs()),
-        ),
-    )
-    while sequence.unread:
-        start = sequence.cache.length
-        for event in read_chunks(target, [Chunk(sequence, start, min(len(token_ids), start + chunk))]):
-            if isinstance(event, Failed):
-                raise event.error
-    return sequence, sequence.prefill
-
-
-class _Reader:
-    """A method that drafts nothing and has the needs of another."""
-
-    def __init__(self, needs: Needs) -> None:
-        self.needs = needs
-
-    def begin(self, prefill: Prefill) -> Drafter:
-        return FixedDrafter(NoDraft())
-
-    def plan(self, drafters: Many[Drafter]) -> list[Draft]:
-        return [drafter.plan() for drafter in drafters]

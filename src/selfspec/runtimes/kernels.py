@@ -123,17 +123,6 @@ def most_attending(dtype: torch.dtype) -> int:
     return int(getattr(load(), f"most_attending_{DTYPES[dtype]}")())
 
 
-def verifies_exactly(dtype: torch.dtype) -> bool:
-    """Whether the kernels run every verification, so that its rows are bit for bit those of single steps.
-
-    It is so in bfloat16, for models that the compiled runtime takes. In float32 rows differ by rounding.
-    """
-    try:
-        return dtype == torch.bfloat16 and most_attending(dtype) >= find().constants["VERIFIED"]
-    except KernelBuildError:
-        return False
-
-
 @contextmanager
 def overlapped(task: Callable[[], None]) -> Iterator[None]:
     """Runs a task once, on this thread: before the first native forward inside, or at the end without one.
