@@ -309,7 +309,7 @@ def twice(matrix: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda matrix: None, "no candidates"),
+        (lambda matrix: None, "the state has nothing"),
         (lambda matrix: matrix[:, :3], "set candidates as it was"),
         (lambda matrix: matrix.float(), "set candidates as it was"),
         (lambda matrix: matrix - 1, "damaged"),

@@ -19,7 +19,7 @@ _WINDOW = 16
 
 
 @dataclass(frozen=True)
-class FixedSetSettings:
+class FixedSetSettings(MethodSettings):
     """Settings of ``FixedSet``.
 
     Attributes:
