@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Method, Needs, Prefill
+from selfspec.methods.api import Drafter, FixedDrafter, KeptSet, LayerDraft, Method, MethodSettings, Needs, Prefill
 from selfspec.methods.knapsack import find_candidates, integer_weights
 from selfspec.methods.knapspec import KnapSpec
 from selfspec.methods.skipping import evenly_skipped
