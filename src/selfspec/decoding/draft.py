@@ -108,10 +108,13 @@ class TokenDraft:
         tree = self.tree
         if tree.is_chain and len(tree) <= depth and (depth > 1 or not self.probes):
             return self
-        kept = [node for node, own in enumerate(tree.depths[1:]) if own <= depth][:nodes]
-        index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-        parents = tuple(index_of[tree.parents[node]] for node in kept)
-        tokens = tuple(self.token_ids[node] for node in kept)
+        return self.only([node for node, own in enumerate(tree.depths[1:]) if own <= depth][:nodes])
+
+    def only(self, nodes: Sequence[int]) -> "TokenDraft":
+        """Some of its nodes, each with its parent, in their order; without probes."""
+        index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
+        parents = tuple(index_of[self.tree.parents[node]] for node in nodes)
+        tokens = tuple(self.token_ids[node] for node in nodes)
         return replace(self, token_ids=tokens, tree=TokenTree(parents), probes=())
 
     def first_path(self) -> "TokenDraft":
@@ -122,8 +125,7 @@ class TokenDraft:
         path: list[int] = []
         while following := self.tree.children[path[-1] + 1 if path else 0]:
             path.append(following[0])
-        tokens = tuple(self.token_ids[node] for node in path)
-        return replace(self, token_ids=tokens, tree=TokenTree.chain(len(path)), probes=())
+        return self.only(path)
 
 
 @dataclass(frozen=True)

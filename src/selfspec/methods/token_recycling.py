@@ -219,14 +219,12 @@ class _TokenRecycling(Drafter):
 
     def plan(self) -> Draft:
         """Fills the tree with candidates of the pending token; nodes without a candidate are left out."""
-        tree = self._method.template.tree
         tokens = self._method.candidates.fill(self._pending, self._method.levels)
+        draft = TokenDraft(tuple(tokens), self._method.template.tree)
         if _UNKNOWN not in tokens:
-            return TokenDraft(tuple(tokens), tree)
+            return draft
         known = [node for node, token in enumerate(tokens) if token != _UNKNOWN]
-        node_of = {node: index for index, node in enumerate(known)} | {ROOT: ROOT}
-        parents = tuple(node_of[tree.parents[node]] for node in known)
-        return TokenDraft(tuple(tokens[node] for node in known), TokenTree(parents)) if known else NoDraft()
+        return draft.only(known) if known else NoDraft()
 
     def continue_after(self, drafted: Sequence[int]) -> Continuation:
         """The likeliest token, the likeliest after that, and so on."""
