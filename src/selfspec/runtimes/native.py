@@ -139,23 +139,12 @@ class NativeForward:
         """
         assert stream.is_contiguous()
         assert stream.shape[0] == forward.rows
-        tables = [
-            forward.table(kind) for kind in self._kinds
-        ]  # held until the call returns: a rope may replace its own
-        turns = (NativeCosSin * len(tables))(*map(_rotation, tables))
+        tables = [forward.table(kind) for kind in self._kinds]  # held until the call returns
         parts = (Part * len(forward.parts))(
             *(self._part(part, rows.start) for part, rows in zip(forward.parts, forward.slices, strict=True))
         )
-        call = NativeCall(
-            sublayers=self._sublayers,
-            which=self._indices(sublayers),
-            count=len(sublayers),
-            parts=parts,
-            part_count=len(parts),
-            turns=turns,
-            threads=THREADS.take(),
-            packed=forward.parts[0].sequence.cache.packed,
-        )
+        call = self._describe(sublayers, tables, packed=forward.parts[0].sequence.cache.packed)
+        call.parts, call.part_count = parts, len(parts)
         if kept:
             addresses, lengths = (c_void_p * len(sublayers))(), (c_long * len(sublayers))()
             for place, tensor in kept.items():
@@ -168,6 +157,19 @@ class NativeForward:
         if any(part.drawing is not None for part in forward.parts):
             drawings = (NativeDrawing * forward.rows)(*(describe_drawing(*row) for row in forward.drawings))
         return self._score(call, stream, confidence=confidence, drawings=drawings)
+
+    def _describe(
+        self, sublayers: tuple[int, ...], tables: Sequence[tuple[CosSin, int]], *, packed: bool
+    ) -> NativeCall:
+        """A forward through some sublayers, without its rows; the tables are to be held: a rope may replace its own."""
+        return NativeCall(
+            sublayers=self._sublayers,
+            which=self._indices(sublayers),
+            count=len(sublayers),
+            turns=(NativeCosSin * len(tables))(*map(_rotation, tables)),
+            threads=THREADS.take(),
+            packed=packed,
+        )
 
     def _find_obstacle(self) -> Path | None:
         """What of the embedding or the LM head keeps drafts and verifications from running as one call."""
@@ -274,16 +276,9 @@ class NativeForward:
         sublayers = self._all if sublayers is None else sublayers
         assert self._head is not None
         assert self._embedding is not None
-        tables = [rope.table(kind) for kind in self._kinds]  # a rope may replace its own
-        call = NativeCall(
-            sublayers=self._sublayers,
-            which=self._indices(sublayers),
-            count=len(sublayers),
-            turns=(NativeCosSin * len(tables))(*(_rotation((table, 0)) for table in tables)),
-            threads=THREADS.take(),
-            head=ctypes.pointer(NativeHead.from_buffer_copy(self._head)),
-            packed=packed,
-        )
+        tables = [(rope.table(kind), 0) for kind in self._kinds]
+        call = self._describe(sublayers, tables, packed=packed)
+        call.head = ctypes.pointer(NativeHead.from_buffer_copy(self._head))
         chain = NativeChain(
             forward=ctypes.pointer(call),
             scale=self._embedding_scale,
