@@ -3,7 +3,7 @@
 import sys
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -48,15 +48,18 @@ class StackOutput:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Which states ``h[i]`` of a run to keep: see ``Stack.run``."""
+class _Task:
+    """What to run, and which states ``h[i]`` of it to keep: see ``Stack.run``; logits only from native sublayers."""
 
+    sublayers: tuple[int, ...]
     capture: Collection[int]
     copies: Mapping[int, torch.Tensor]
+    logits: bool
+    confidence: bool
 
-    def places(self, sublayers: tuple[int, ...]) -> dict[int, int]:
+    def places(self) -> dict[int, int]:
         """For each state the place in ``sublayers`` before which the stream is that state."""
-        return {index: bisect_left(sublayers, index) for index in {*self.capture, *self.copies}}
+        return {index: bisect_left(self.sublayers, index) for index in {*self.capture, *self.copies}}
 
     def rows(self, places: Mapping[int, int], rows: int) -> dict[int, int]:
         """By place, how many of the last rows are kept."""
@@ -227,12 +230,12 @@ class Stack:
             logits: whether final norm and LM head follow, in the same call where all of it runs natively.
             confidence: compute the rows' confidences with the logits, if that is cheap here.
         """
-        indices, kept, groups = tuple(sublayers), _Kept(capture, copies or {}), self._groups(forward)
+        scored, groups = logits and self.native is not None and self.native.has_head, self._groups(forward)
+        task = _Task(tuple(sublayers), capture, copies or {}, scored, confidence)
         if len(groups) > 1:
-            output = self._run_groups(groups, hidden_states, indices, forward, kept)
+            output = self._run_groups(groups, hidden_states, forward, task)
         else:
-            scored = logits and self.native is not None and self.native.has_head
-            output = self._run(hidden_states, indices, forward, kept, logits=scored, confidence=confidence)
+            output = self._run(hidden_states, forward, task)
         if logits and output.logits is None:
             output.logits = self.score(output.hidden_states, forward.widest, forward, confidence=confidence)
         return output
@@ -303,19 +306,10 @@ class Stack:
         starts = [place for place in range(count) if place == 0 or fits[place] != fits[place - 1]]
         return [(fits[start], start, stop) for start, stop in pairwise([*starts, count])]
 
-    def _run(
-        self,
-        hidden_states: torch.Tensor,
-        sublayers: tuple[int, ...],
-        forward: Forward,
-        kept: _Kept,
-        *,
-        logits: bool = False,
-        confidence: bool = False,
-    ) -> StackOutput:
-        """Runs sublayers segment by segment; logits only where the last one is native."""
-        places = kept.places(sublayers)
-        rows = kept.rows(places, len(hidden_states)) if places else {}
+    def _run(self, hidden_states: torch.Tensor, forward: Forward, task: _Task) -> StackOutput:
+        """Runs sublayers segment by segment."""
+        sublayers, places = task.sublayers, task.places()
+        rows = task.rows(places, len(hidden_states)) if places else {}
         stream, scored = hidden_states, None
         states: dict[int, torch.Tensor] = {}
         for is_native, start, stop in self._segments(hidden_states, sublayers, forward):
@@ -324,15 +318,15 @@ class Stack:
                 assert self.native is not None
                 stream = stream.clone(memory_format=torch.contiguous_format)
                 found = {place: stream.new_empty(count, stream.shape[1]) for place, count in needed.items()}
-                last = logits and stop == len(sublayers)
+                last = task.logits and stop == len(sublayers)
                 run = sublayers if stop - start == len(sublayers) else sublayers[start:stop]
-                scored = self.native.run(stream, run, forward, found, logits=last, confidence=confidence)
+                scored = self.native.run(stream, run, forward, found, logits=last, confidence=task.confidence)
             else:
                 stream, found = self._run_blocks(stream, sublayers[start:stop], forward, needed)
             states |= {start + place: state for place, state in found.items()}
-        for index, copy in kept.copies.items():
+        for index, copy in task.copies.items():
             copy.copy_(_last(states.get(places[index], stream), len(copy)))
-        captured = {index: states.get(places[index], stream) for index in kept.capture}
+        captured = {index: states.get(places[index], stream) for index in task.capture}
         return StackOutput(stream, captured, scored)
 
     def _run_blocks(
@@ -340,7 +334,7 @@ class Stack:
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Runs sublayers one after the other. By place, ``needed`` says how many last rows of the stream to keep."""
         if self.graphs is not None and self.graphs.takes(forward):
-            return self._replay_blocks(self.graphs, stream, sublayers, forward, needed)
+            return self._replay_blocks(stream, sublayers, forward, needed)
         home = stream.device
         states: dict[int, torch.Tensor] = {}
         for place, index in enumerate(sublayers):
@@ -351,14 +345,11 @@ class Stack:
         return stream.to(home), states
 
     def _replay_blocks(
-        self,
-        graphs: Graphs,
-        stream: torch.Tensor,
-        sublayers: tuple[int, ...],
-        forward: Forward,
-        needed: Mapping[int, int],
+        self, stream: torch.Tensor, sublayers: tuple[int, ...], forward: Forward, needed: Mapping[int, int]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The same by replays, of all sublayers between two places at once."""
+        graphs = self.graphs
+        assert graphs is not None
         stream, states = graphs.load(stream, forward), {}
         for start, stop in pairwise(sorted({0, len(sublayers), *needed})):
             if start in needed:
@@ -367,26 +358,21 @@ class Stack:
         return stream.clone(), states
 
     def _run_groups(
-        self,
-        groups: Sequence[Sequence[int]],
-        hidden_states: torch.Tensor,
-        sublayers: tuple[int, ...],
-        forward: Forward,
-        kept: _Kept,
+        self, groups: Sequence[Sequence[int]], hidden_states: torch.Tensor, forward: Forward, task: _Task
     ) -> StackOutput:
         """Runs groups of a forward's parts one after the other."""
         output = StackOutput(torch.empty_like(hidden_states))
-        output.captured = {index: torch.empty_like(hidden_states) for index in kept.capture}
+        output.captured = {index: torch.empty_like(hidden_states) for index in task.capture}
         for group in groups:
             places = torch.cat([torch.arange(forward.rows)[forward.slices[index]] for index in group])
-            copies = dict(_shares(kept.copies, places, forward.rows))
-            ran = self._run(hidden_states[places], sublayers, forward.only(group), _Kept(kept.capture, copies))
+            copies = dict(_shares(task.copies, places, forward.rows))
+            ran = self._run(hidden_states[places], forward.only(group), replace(task, copies=copies, logits=False))
             output.hidden_states[places] = ran.hidden_states
             for index, states in ran.captured.items():
                 output.captured[index][places] = states
             for index, copy in copies.items():
                 own = _last(places, len(copy))
-                kept.copies[index][own - (forward.rows - len(kept.copies[index]))] = copy
+                task.copies[index][own - (forward.rows - len(task.copies[index]))] = copy
         return output
 
 
