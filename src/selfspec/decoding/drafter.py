@@ -69,6 +69,7 @@ class Prefill:
             ``needed_rows`` allows it.
         room: most tokens that may be written after the first one.
         earlier: texts of earlier requests, where the engine keeps them (``cache_dir``).
+        seconds: that reading the prompt took.
     """
 
     prompt_ids: tuple[int, ...]
@@ -77,6 +78,7 @@ class Prefill:
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     room: int = 0
     earlier: SuffixAutomaton | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,8 @@ class Sequence:
         request, first, room = self.request, self.output.token_ids[0], self.draft_limit + 1
         read = self.prompt_length - self.filled
         states = {index: rows[-read:] for index, rows in self.prompt_states.items()}
-        return Prefill(tuple(request.prompt_ids), first, Probe(self), states, room, request.earlier)
+        seconds = (request.first_token_at or 0.0) - (request.started_at or 0.0)
+        return Prefill(tuple(request.prompt_ids), first, Probe(self), states, room, request.earlier, seconds)
 
     def write_draft(self, step: int, token_id: torch.Tensor) -> None:
         """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""

@@ -135,7 +135,7 @@ SEPARATOR = -1
 """Stands after each of the earlier texts."""
 
 _FOLLOWED = 64
-"""Tokens of a prompt's end that are looked for in earlier texts."""
+"""Tokens of the end of what is appended, as a prompt is, that are looked for in earlier texts."""
 
 
 class KnownText:
@@ -145,15 +145,17 @@ class KnownText:
     """
 
     def __init__(self, tokens: Iterable[int], earlier: SuffixAutomaton | None = None) -> None:
-        self._own = SuffixAutomaton(tokens)
+        self._own = SuffixAutomaton()
         self._earlier = earlier
-        self._followed = (_ROOT, 0) if earlier is None else earlier.follow(self._own.tokens[-_FOLLOWED:])
+        self._followed = (_ROOT, 0)
+        self.extend(list(tokens))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends tokens to the text."""
         self._own.extend(tokens)
         if self._earlier is not None:
-            self._followed = self._earlier.follow(tokens, *self._followed)
+            before = self._followed if len(tokens) <= _FOLLOWED else (_ROOT, 0)
+            self._followed = self._earlier.follow(tokens[-_FOLLOWED:], *before)
 
     def match_after(self, drafted: Sequence[int] = ()) -> Match:
         """The longest suffix of the text and drafted tokens that has occurred before, with a token after it."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from selfspec.decoding.suffixes import KnownText, Match, SuffixAutomaton
 from selfspec.errors import StateError
-from selfspec.planning.plans import MOST_DRAFTED, MOST_GUESSES, best_guesses
+from selfspec.planning.plans import MOST_DRAFTED, MOST_GUESSES, PADDING, best_guesses
 from selfspec.planning.stopping import Outlook
 from selfspec.runtimes.costs.rows import CostTable
 
@@ -219,6 +219,10 @@ class Copies:
                 likely.append(probability)
         return likely
 
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens to the text that nothing is learned from: those of a prompt."""
+        self._text.extend(token_ids)
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens to the text, and learns from each whether the copy was right."""
         for token_id in token_ids:
@@ -265,6 +269,7 @@ class CopiesToAppend:
         verify: seconds of a round by its rows.
         rate: tokens that a second is worth.
         longest: most seconds of the round, drafts included.
+        filled: the rows that a number of them is filled up to.
     """
 
     def __init__(
@@ -275,12 +280,13 @@ class CopiesToAppend:
         verify: CostTable,
         rate: float,
         longest: float,
+        filled: Callable[[int], int] = lambda rows: rows,
     ) -> None:
         self._copies, self._confirm, self._confident = copies, confirm, confident
-        self._verify, self._rate, self._longest = verify, rate, longest
+        self._verify, self._rate, self._longest, self._filled = verify, rate, longest, filled
 
     def __call__(self, drafted: Sequence[int], confidences: Sequence[float]) -> Sequence[int]:
-        """The copies after the text and the drafted tokens."""
+        """The copies after the text and the drafted tokens, and padding."""
         match, rows = self._copies.match_after(drafted), 1 + len(drafted)
         right = math.prod(map(self._confident, confidences))
         most = self._longest - self._confirm.spent(len(drafted))
@@ -290,4 +296,5 @@ class CopiesToAppend:
             worth = gained - self._rate * (self._verify[rows + count] - self._verify[rows])
             if worth >= highest and self._verify[rows + count] <= most:
                 best, highest = count, worth
-        return self._copies.tokens(match, best, drafted) if best else ()
+        copied = tuple(self._copies.tokens(match, best, drafted)) if best else ()
+        return copied + (PADDING,) * (self._filled(rows + best) - rows - len(copied))

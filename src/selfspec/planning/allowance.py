@@ -289,7 +289,7 @@ class SharedRound:
         self._verify, self._host = verify, host
         self._rows: list[Sequence[int]] = []
         self._written = self._before = self._after = 0
-        self._seconds = self._promised = self._drafting = 0.0
+        self._seconds = self._reading = self._promised = self._drafting = 0.0
         self._forwards: dict[LiveCosts, list[Sequence[int]]] = {}
 
     def note(
@@ -303,18 +303,21 @@ class SharedRound:
         draft: LiveCosts | None = None,
         *,
         host_seconds: float = 0.0,
+        reading: float = 0.0,
         value: float = 0.0,
     ) -> None:
         """Adds one request's rows in each verification and its shares of the time; the last one updates the costs.
 
         It wrote ``tokens`` and may write ``room`` more. ``forwards`` are the rows of each forward of its layer draft,
         whose costs are ``draft``; ``value`` are the seconds that each of its tokens beyond the first was to save.
+        ``reading`` are seconds in which its text was looked through, once and not in each round.
         """
         self._missing -= 1
         self._rows.append(rows)
         self._written += tokens - len(rows)
         self._before, self._after = max(self._before, room + tokens), max(self._after, room)
         self._seconds += host_seconds
+        self._reading += reading
         self._drafting += draft_seconds
         self._promised += value * (tokens - len(rows))
         if draft is not None and forwards:
@@ -342,7 +345,7 @@ class SharedRound:
             ahead = max(0, self._before - self._after - len(verified))
             saved = self._step.saved(self._written, ahead)
             host = max(0.0, self._seconds - len(verified) * self._host.of_plain(self._requests))
-            gained = saved - rows - self._drafting - host
+            gained = saved - rows - self._drafting - host - self._reading
             self._host.trust.note(self._promised / step, saved / step)
         self._host.allowance.note(self._requests, len(verified), gained / step)
 

@@ -11,6 +11,9 @@ MOST_DRAFTED = 32
 MOST_GUESSES = 7
 """Most guesses in a forward of a layer draft: with the pending token the 8 rows up to which its cost is measured."""
 
+PADDING = 0
+"""The draft token of rows that only fill a forward up, where more rows take less time. It is verified as any other."""
+
 _EPSILON = 1e-9
 
 _MORE_A_REQUEST = 0.015

@@ -105,6 +105,7 @@ def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monke
 @pytest.mark.parametrize(("row", "made"), [(0.0, True), (0.5, False)], ids=["pay later", "never pay"])
 def test_weights_are_made_for_what_long_drafts_promise(monkeypatch: pytest.MonkeyPatch, row: float, made: bool) -> None:
     """The first draft of a request can be one token, which loses here; longer ones pay, or do not."""
+    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", 0.0)
     verify = RowCosts((1, 2, 64), (1.0, 1.5, 1.5 + 62 * row))
     give(monkeypatch, verify, draft=RowCosts((1, 64), (0.45, 0.5)))
     engine = Engine(MODEL, method="auto")
@@ -112,6 +113,50 @@ def test_weights_are_made_for_what_long_drafts_promise(monkeypatch: pytest.Monke
     layers = engine.method._ready.layers["greedy"]
     assert layers.copies.ready == made
     assert kinds[0] == "plain"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["long to make", "made at once"])
+def test_weights_that_are_quickly_made_are_made_at_load_if_they_promise_to_pay(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", seconds)
+    for draft, promises in ((RowCosts((1, 64), (0.45, 0.5)), True), (RowCosts((1, 64), (1.2, 1.3)), False)):
+        give(monkeypatch, FREE_ROWS, draft=draft)
+        copies = Engine(MODEL, method="auto").method._ready.layers["greedy"].copies
+        assert copies.ready == (promises and seconds > 0)
+
+
+def test_weights_are_made_for_as_many_tokens_as_answers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers were short: what one of them may save does not pay for weights, however long the next one may be."""
+    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", 0.0)
+    give(monkeypatch, FREE_ROWS, draft=RowCosts((1, 64), (0.2, 0.3)))
+    engine, asked = Engine(MODEL, method="auto"), list[int]()
+    copies = engine.method._ready.layers["greedy"].copies
+    monkeypatch.setattr(copies, "make_if_it_pays", lambda saving, tokens: asked.append(tokens) or False)
+    for _ in range(30):
+        engine.generate(prompt(20), max_new_tokens=9, ignore_eos=True)
+    assert max(asked) == 8
+    asked.clear()
+    engine.generate(prompt(20), max_new_tokens=200, ignore_eos=True)
+    assert 8 <= max(asked) < 30
+
+
+DIPS = RowCosts((1, 2, 3, 4, 64), (1.0, 0.7, 1.2, 0.8, 64.0))
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 5}], ids=["greedy", "seed"])
+@pytest.mark.parametrize("draft", [CHEAP, DEAR_ROWS], ids=["layers", "plain"])
+def test_rows_that_fill_a_forward_up_change_no_text(
+    monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], draft: RowCosts
+) -> None:
+    give(monkeypatch, DIPS, draft=draft)
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True, **sampling)
+    expected = Engine(MODEL, method="autoregressive").generate(prompt(20), params)
+    result = Engine(MODEL, method="auto").generate(prompt(20), params)
+    assert result.token_ids == expected.token_ids
+    rows = [1 + record.drafted + record.probes for record in result.rounds]
+    assert set(rows[:-2]) <= {2, 4, *range(5, 65)}, "one row takes longer than two, and three longer than four"
+    assert 2 in rows or draft is CHEAP
 
 
 def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,13 +253,30 @@ def test_no_trial_begins_after_its_time() -> None:
     target, clock = Target(MODEL), iter(range(0, 1000, 10))
     trials = try_assignments(
         target,
-        candidates(target, group=32),
+        [Assignment(FULL, Precision.of(bits)) for bits in (4, 6, 8)],
         write_text(target, 24),
         FREE_ROWS,
         most_seconds=15.0,
         clock=lambda: next(clock),
     )
     assert len(trials) == 2
+
+
+def test_layers_of_the_own_weights_are_tried_though_low_bit_weights_take_long_to_make(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, now, tried = Target(MODEL), [0.0], list[Assignment]()
+
+    def took(_: Target, assignment: Assignment, *__: object) -> Trial:
+        now[0] += 0.5 if assignment.precision is None else 6.0
+        tried.append(assignment)
+        return Trial(assignment, 0.9, CHEAP)
+
+    monkeypatch.setattr(trials, "_try", took)
+    monkeypatch.setattr(trials, "_timed_again", lambda _, close, __: list(close))
+    text = write_text(target, 4)
+    try_assignments(target, candidates(target, group=32), text, FREE_ROWS, most_seconds=10.0, clock=lambda: now[0])
+    assert {each.precision is None for each in tried} == {True, False}
 
 
 def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +316,7 @@ def test_low_bit_weights_that_are_made_stay_where_costs_are_estimated_again(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_preparation(monkeypatch, kept)
+    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", 0.0)  # else those of the estimate are made
     busy = RowCosts((1, 2, 4), (9.0, 80.0, 90.0))
     trial = Trial(Assignment(FULL, Precision.of(8)), 0.9, RowCosts((1, 2), (2.0, 3.0)), ())
     monkeypatch.setattr(preparation, "_find_out", lambda *_: Preparation(busy, trial))

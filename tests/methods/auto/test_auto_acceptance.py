@@ -161,4 +161,4 @@ def test_nothing_follows_a_draft_after_which_no_copy_is_known() -> None:
     verify = (0.0, *[1.0] * 36)
     append = CopiesToAppend(copies, CopiesToConfirm(copies, verify, 0.0), lambda _: 1.0, verify, 1.0, 9.0)
     assert append([4], [1.0]) == ()
-    assert append([1], [1.0]) == [2, 3]
+    assert append([1], [1.0]) == (2, 3)

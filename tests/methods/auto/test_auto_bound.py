@@ -1,6 +1,7 @@
 """The bound of ``auto``'s drafter on a simulated clock: plans, rounds played by an adversary, and what it learns."""
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,10 +27,12 @@ from selfspec.planning.acceptance import (
     PROBABILITY,
     AcceptanceRate,
     Copies,
+    CopiesToAppend,
     CopiesToConfirm,
     Feature,
 )
 from selfspec.planning.allowance import CREDIT, CREDITED
+from selfspec.planning.plans import PADDING
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.logits import Logits
@@ -433,6 +436,51 @@ def test_a_draft_that_is_right_is_much_faster() -> None:
         assert seconds < 0.5 * written * STEP
 
 
+def test_layers_draft_though_known_tokens_are_always_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are tried again as soon as a little time comes back; the layers, which need more, need it saved up."""
+    monkeypatch.setitem(globals(), "VERIFY", RowCosts((1, 2, 32), (STEP, 1.1 * STEP, 4.1 * STEP)))
+    drafted, source = [0], random.Random(0)
+
+    def confidence() -> float:
+        drafted[0] += 1
+        return 0.95
+
+    def accepts(_: int) -> int:
+        by_layers, drafted[0] = drafted[0], 0
+        return next((place for place in range(by_layers) if source.random() > 0.9), by_layers)
+
+    kinds: list[str] = []
+    for moment in play(300, [Adversary(accepts, confidence, token=few_tokens())], 0.02):
+        kinds += moment.parts
+        assert moment.seconds <= most(moment.written, 0.02, STEP)
+    assert kinds.count("copies") > 2
+    assert kinds.count(LAYERS.name) > 50
+    assert moment.seconds < 0.96 * moment.written * STEP
+
+
+DIP = RowCosts((1, 2, 3, 4, 32), tuple(STEP * each for each in (1.0, 0.8, 1.1, 1.2, 4.0)))
+
+
+@pytest.mark.parametrize("run", [1, 12])
+def test_rows_are_filled_up_where_more_take_less_time(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
+    """Nothing is known and nothing is right: steps have two rows, and take what these take."""
+    monkeypatch.setitem(globals(), "VERIFY", DIP)
+    monkeypatch.setitem(globals(), "DRAFT", RowCosts((1, 2), (2 * STEP, 2 * STEP)))
+    moments = list(play(100, [Adversary(lambda _: 0, token=different())], 0.02, run=run))
+    assert moments[-1].written == len(moments)
+    assert moments[-1].seconds < (0.82 * moments[-1].written + CREDIT) * STEP
+
+
+def test_a_layer_draft_is_filled_up_where_more_rows_take_less_time() -> None:
+    """Two drafted tokens are verified in four rows."""
+    copies = Copies((1, 2, 3), AcceptanceRate(MATCH_LENGTH).of_request())
+    costs, fills = LiveCosts(RowCosts((1, 2, 3, 4, 32), (1.0, 1.1, 1.3, 1.1, 4.0))).filled_up()
+    confirm = CopiesToConfirm(copies, DRAFT.table(), 0.0)
+    append = CopiesToAppend(copies, confirm, lambda _: 0.9, costs, 1.0, 9.0, lambda rows: fills[rows])
+    assert list(append([7, 8], [0.9, 0.9])) == [PADDING]
+    assert list(append([7, 8, 9], [0.9, 0.9, 0.9])) == []
+
+
 def test_layers_draft_after_a_lucky_copy_as_before() -> None:
     """Time is worth the pace of what is to come, not that of the copy: no plain steps until that is forgotten."""
     rounds, tokens = itertools.count(), itertools.count(100)
@@ -505,6 +553,38 @@ def test_a_short_draft_is_played_though_long_ones_bring_more() -> None:
     draft = drafter.plan()
     assert isinstance(draft, LayerDraft)
     assert draft.limit == 1
+
+
+class Reading(Clock):
+    """A clock on which reading a token of a prompt takes 2.5 microseconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(0.0)
+        read = Copies.read
+
+        def timed(copies: Copies, token_ids: Sequence[int]) -> None:
+            self.now += 2.5e-6 * len(token_ids)
+            read(copies, token_ids)
+
+        monkeypatch.setattr(Copies, "read", timed)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0.01 * 64 * STEP), (20.0, 30_001 * 2.5e-6)])
+def test_a_long_prompt_is_read_for_copies_in_a_small_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: float
+) -> None:
+    """On the clock, and not before a round is planned; what takes little beside the prompt's own time is free."""
+    clock = Reading(monkeypatch)
+    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
+    prompt = tuple(range(30_000))
+    prefill = Prefill(prompt, 7, probe=None, room=64, seconds=seconds)  # type: ignore[arg-type]
+    drafter = AutoDrafter(prefill, experience, LiveCosts(VERIFY), None, 0.02, clock)
+    assert clock.now == 0.0
+    drafter.plan()
+    assert clock.now == pytest.approx(expected, rel=0.01)
+    assert drafter._known.copies._text._own.tokens[-2:] == [29_999, 7]
+    assert drafter._allowance._spent == pytest.approx(0.0 if seconds else clock.now)
+    assert drafter._planned == pytest.approx(0.0), "it is no planning, as it happens once"
 
 
 def test_making_weights_is_no_planning() -> None:

@@ -20,9 +20,26 @@ from selfspec.runtimes.target import Target
 COSTS = RowCosts((1, 2, 4, 8), (1.0, 1.2, 1.5, 2.5))
 
 
-def test_between_measured_rows_costs_are_on_a_line_and_beyond_them_in_proportion() -> None:
-    assert [COSTS(rows) for rows in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx([1.0, 1.2, 1.35, 1.5, 2.0, 2.5, 5.0])
+def test_between_measured_rows_costs_are_on_a_line_and_beyond_them_they_rise_as_in_the_last_doubling() -> None:
+    assert [COSTS(rows) for rows in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx([1.0, 1.2, 1.35, 1.5, 2.0, 2.5, 4.5])
     assert COSTS(2.5) == pytest.approx(1.275)
+
+
+def test_costs_beyond_the_measured_rows_are_never_flat() -> None:
+    flat = RowCosts((1, 16, 32), (1.0, 1.0, 0.98))
+    assert flat(64) == pytest.approx(0.98 * 1.1)
+    assert RowCosts((1,), (1.0,))(4) == 4.0
+
+
+def test_rounds_of_large_batches_say_what_their_rows_take_and_leave_fewer_rows_as_they_were() -> None:
+    """With 32 rows measured, those of 64 sequences moved what 32 rows were taken to cost."""
+    live = LiveCosts(RowCosts((1, 16, 32), (1.0, 1.3, 1.9)))
+    for _ in range(60):
+        live.note([32], 1.9)
+        live.note([64], 5.0)  # beyond 2.9 in a line
+    assert live(32) == pytest.approx(1.9, rel=0.03)
+    assert live(64) == pytest.approx(5.0, rel=0.03)
+    assert live(48) > 2.6
 
 
 def test_several_sequences_share_a_forward() -> None:
@@ -125,11 +142,23 @@ def test_rounds_of_several_requests_move_the_cost_of_their_own_rows() -> None:
 
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=4))
-def test_fewer_rows_may_be_filled_up_to_more_that_cost_less(seconds: list[float]) -> None:
+def test_fewer_rows_are_filled_up_to_more_that_cost_less(seconds: list[float]) -> None:
     costs = RowCosts((1, 2, 4, 8), tuple(seconds))
-    now = LiveCosts(costs).now()
+    now, fills = LiveCosts(costs).filled_up()
     for rows in range(1, MOST_ROWS + 1):
-        assert now[rows] == pytest.approx(min(costs(more) for more in range(rows, MOST_ROWS + 1)))
+        assert fills[rows] >= rows
+        assert now[rows] == pytest.approx(costs(fills[rows])), "what is planned is what runs"
+        least = min(costs(more) for more in range(rows, MOST_ROWS + 1))
+        assert least <= now[rows] * (1 + 1e-9)
+        assert now[rows] <= least / 0.98 + 1e-9
+        assert fills[rows] == rows or costs(fills[rows]) < costs(rows)
+
+
+def test_costs_are_as_they_were_measured_where_nothing_is_filled_up() -> None:
+    """Rows of a draft's forward, and those of a batch: a dip does not make fewer rows cheaper."""
+    dip = RowCosts((1, 2, 4, 8), (1.0, 0.7, 1.5, 2.5))
+    assert LiveCosts(dip).now() == pytest.approx(dip.table())
+    assert LiveCosts(dip).now(2) == pytest.approx(dip.table(2))
 
 
 def test_estimates_follow_the_first_rounds_but_for_the_very_first() -> None:

@@ -17,7 +17,9 @@ def experience_of() -> Experience:
 
 def known_tokens(experience: Experience) -> KnownTokens:
     prefill = Prefill(PROMPT, 1, probe=None)  # type: ignore[arg-type]
-    return KnownTokens(prefill, experience, MaskEmbeddings())
+    known = KnownTokens(prefill, experience, MaskEmbeddings())
+    known.read_prompt(len(PROMPT) + 1)
+    return known
 
 
 def guess(known: KnownTokens, token: int, confidence: float) -> None:

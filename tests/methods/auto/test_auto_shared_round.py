@@ -42,9 +42,10 @@ from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.tree import EMPTY_TREE
+from selfspec.sampling.tree import EMPTY_TREE, TokenTree
 from selfspec.types import PhaseSeconds
 
+nothing: Any = None
 LINEAR = RowCosts((1, 32), (1.0, 32.0))
 CHEAP = RowCosts((1, 16, 32), (1.0, 1.1, 2.2))
 FREE = RowCosts((1, 64), (1.0, 1.001))
@@ -190,6 +191,39 @@ def test_a_batch_in_which_no_draft_can_pay_runs_several_steps_at_once(monkeypatc
         assert all(round.forecast is not None for round in result.rounds)
 
 
+def test_a_batch_in_which_no_draft_can_pay_does_not_read_its_prompts() -> None:
+    drafters = drafters_of(LINEAR, 4)
+    for _ in range(3):
+        assert parts_of(drafters) == 4 * ["plain"]
+        for drafter in drafters:
+            drafter.learn(feedback_of((1,), 4.0))
+    assert all(drafter._known.prompt_is_unread for drafter in drafters)
+
+
+def test_reading_the_prompts_of_a_batch_counts_as_lost_once_and_not_among_what_rounds_take() -> None:
+    now, host, drafters = [0.0], after_plain_rounds(), drafters_of(CHEAP, 2)
+    for drafter in drafters:
+        drafter._clock = lambda: now[0]
+        read = drafter._known.read_prompt
+
+        def timed(most: int, read: Any = read) -> None:
+            now[0] += 0.3
+            read(most)
+
+        drafter._known.read_prompt = timed  # type: ignore[method-assign]
+    left = host.allowance._left[2]
+    assert parts_of(drafters, host) == 2 * ["copies"]
+    for drafter in drafters:
+        seconds = PhaseSeconds(verify=CHEAP(10) / 2, select=0.3)
+        assert drafter._round is not None
+        tokens = (1,)
+        accepted = Acceptance((0,), tokens)
+        proposal = Proposal(np.array([9] * 4), TokenTree.chain(4))
+        drafter.learn(Feedback(NoDraft(name="copies"), proposal, accepted, nothing, {}, seconds))
+    assert left - host.allowance._left[2] > 0.6 / CHEAP(2)
+    assert host._known[2].mean == pytest.approx(0.0)
+
+
 def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     drafters = drafters_of(RowCosts((1, 32), (1.0, 1.3)), 2, layers=True)
     costs = drafters[0].layer_costs
@@ -242,6 +276,7 @@ def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None
     drafters = drafters_of(CHEAP, 2)
     drafters[0]._room, drafters[1]._room = 100, 300
     for drafter in drafters:
+        drafter._catch_up()
         for token in range(100, 130):
             drafter._known.copies.extend([token])
     drafts = plan_together(drafters, after_plain_rounds())
@@ -310,6 +345,7 @@ def test_a_token_of_the_request_that_ends_last_saves_most() -> None:
 
 def test_a_request_without_known_tokens_waits_for_one_that_has_many() -> None:
     drafters = drafters_of(CHEAP, 2)
+    drafters[1]._catch_up()
     for token in range(100, 130):
         drafters[1]._known.copies.extend([token])
     drafts = plan_together(drafters, after_plain_rounds())

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from selfspec.planning.plans import Plan, plain
 from selfspec.planning.rows import Known, fill_rows
 from selfspec.planning.stopping import DraftPolicy, Outlook
-from selfspec.runtimes.costs.rows import CostTable
+from selfspec.runtimes.costs.rows import CostTable, filled_up
 
 LIMIT = 8
 
@@ -130,8 +130,13 @@ def paces(world: World, choose: object) -> Iterator[float]:
 
 
 def regret(world: World) -> float:
-    """The share of the best pace that planning loses, with true costs and acceptances."""
-    best, own = paces(world, best_round), paces(world, planned_round)
+    """The share of the best pace that planning loses, with true costs and acceptances.
+
+    Rows may be filled up to more that take less time: by the best of all plans whenever that is so.
+    """
+    cheapest = (0.0, *np.minimum.accumulate(world.verify[:0:-1])[::-1])
+    padded = [world.verify[rows] for rows in filled_up(world.verify)]
+    best, own = paces(replace(world, verify=cheapest), best_round), paces(replace(world, verify=padded), planned_round)
     for _ in range(6):
         highest, reached = next(best), next(own)
     return 1 - reached / highest

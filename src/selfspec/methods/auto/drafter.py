@@ -10,6 +10,7 @@ import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.methods.auto.answers import AnswerLengths
 from selfspec.methods.auto.backoff import Backoff
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_drafts import LayerDrafts
@@ -38,8 +39,9 @@ from selfspec.types import PhaseSeconds
 _MOST_FOLLOWED = 16
 """Tokens of a run after which layers are thought of again."""
 
-_EXPECTED_ROOM = 256
-"""Tokens that an answer is expected to have at most."""
+_READ_SHARE, _READ_A_SECOND, _LEAST_READ = 0.01, 4e5, 1024
+"""Share of the time of a prompt and its answer that reading the prompt for copies may take, tokens that a second reads,
+and tokens that are read in any case."""
 
 
 class AutoDrafter(Drafter):
@@ -58,6 +60,7 @@ class AutoDrafter(Drafter):
         delta: float,
         clock: Callable[[], float] = time.perf_counter,
         mask_embeddings: MaskEmbeddings | None = None,
+        lengths: AnswerLengths | None = None,
     ) -> None:
         self.verify_costs = verify
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
@@ -68,8 +71,11 @@ class AutoDrafter(Drafter):
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
         self._backoff = Backoff()
+        self._saved_by_known = 0.0  # seconds
         self._trust: dict[str, Trust] = defaultdict(Trust)
-        self._room = prefill.room
+        self._room, self._lengths = prefill.room, lengths or AnswerLengths()
+        self._mean_length, self._prompt_seconds = self._lengths.begin(), prefill.seconds
+        self._reading = self._to_pay = 0.0  # seconds of looking through text that no round has counted yet
         self._clock = clock
         self._planned = 0.0
         self._round: Round | None = None
@@ -82,9 +88,11 @@ class AutoDrafter(Drafter):
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
-        began, backs_off = self._clock(), self._backoff.on
-        preparing = 0.0 if backs_off else self._catch_up(pays=True)
-        forwards, certain = self.verify_costs.now(), self.verify_costs.doubt <= UNKNOWN
+        backs_off = self._backoff.on
+        if not backs_off:
+            self._catch_up_alone()
+        began = self._clock()
+        (forwards, fills), certain = self.verify_costs.filled_up(), self.verify_costs.doubt <= UNKNOWN
         follow, runs = self._follow if certain else None, self._runs and certain
         known = self._overhead.added_in_runs(forwards, self._planning_mean) if runs else ()
         if runs and self._layers is None:  # no round is alone
@@ -94,7 +102,7 @@ class AutoDrafter(Drafter):
         known = known or verify
         layers_follow = follow is not None and self.mtp_text is not None
         self._round = planned = Round(1, 1, verify, known, follow, None, backs_off, layers_follow, verify[1])
-        planned.preparing, self._followed, self._unplanned = preparing, 0, 0
+        planned.fills, self._followed, self._unplanned = fills, 0, 0
         longest = self.longest(verify[1])
         is_plain = backs_off or not certain or self._is_held_back(planned, longest)
         draft = planned.plain(held_back=True) if is_plain else self._best(planned, longest)
@@ -111,6 +119,8 @@ class AutoDrafter(Drafter):
         """Begins a round in a batch, or several of a run, whose tokens are then offered and taken."""
         self._backoff.end()
         self._catch_up()
+        planned.preparing, planned.reading = self._reading, self._to_pay
+        self._reading = self._to_pay = 0.0
         self._round, self._followed = planned, 0
 
     def offer(self) -> Known:
@@ -164,8 +174,8 @@ class AutoDrafter(Drafter):
 
     @property
     def _expected_room(self) -> int:
-        """Tokens that the answer is expected to have still."""
-        return min(self._room, _EXPECTED_ROOM)
+        """Tokens that the answer is expected to have still: as many as answers have, however many it has already."""
+        return min(self._room, self._mean_length)
 
     @property
     def likelihood(self) -> float:
@@ -198,12 +208,23 @@ class AutoDrafter(Drafter):
         """What is worth most of all that takes at most ``longest`` seconds."""
         rows = planned.known
         planned.fastest = self._layer_drafts.fastest(planned, longest)
+        planned.awaited = self._layer_drafts.awaited(planned)
         planned.gain = self._known.gain_of_guess(rows[3] - rows[2], planned.rate)
         filled, worth = self._filled_rows(planned, longest)
         draft = self._layer_drafts.draft(planned, longest, worth, self._expected_room)
-        if draft is not None:
-            return draft
-        return planned.plain() if filled is None else planned.take(filled)
+        if draft is None:
+            return self._take(planned, filled)
+        self._backoff.end()
+        return draft
+
+    def _take(self, planned: Round, filled: FilledRows | None) -> NoDraft | TokenDraft:
+        """Verifies known tokens; without any a step, in which time comes back for layers that are waited for."""
+        if filled is not None:
+            self._backoff.end()
+            return planned.take(filled)
+        if planned.awaited is not None:
+            self._back_off(planned)
+        return planned.plain(held_back=planned.awaited is not None)
 
     def _follow(self, played: RunRound) -> RunDraft | None:
         """Plans the next round of a run; ``None`` where layers, which cannot draft in a run, may be worth more."""
@@ -214,7 +235,7 @@ class AutoDrafter(Drafter):
             planned.backs_off = True
             return planned.plain(held_back=True)
         planned.backs_off = False
-        planned.preparing += self._catch_up(pays=True)
+        planned.preparing += self._catch_up_alone()
         self._known.read_guess(played.guess)
         if not planned.layers_follow and planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
@@ -226,9 +247,7 @@ class AutoDrafter(Drafter):
             assert not isinstance(draft, LayerDraft)
             return draft
         filled, worth = self._filled_rows(planned, longest)
-        if worth < planned.layers_are_worth:
-            return None
-        return planned.plain() if filled is None else planned.take(filled)
+        return None if worth < planned.layers_are_worth else self._take(planned, filled)
 
     def _choose_mask_embedding(self, planned: Round) -> None:
         """Chooses the mask embedding of probes, and makes it now: later that would count as the verification's time."""
@@ -242,11 +261,14 @@ class AutoDrafter(Drafter):
     def _is_held_back(self, planned: Round, longest: float) -> bool:
         """Whether no draft fits in ``longest`` seconds; where planning keeps it so, nothing is planned for a while."""
         if longest > planned.known[2]:
-            self._backoff.end()
             return False
+        self._back_off(planned)
+        return True
+
+    def _back_off(self, planned: Round) -> None:
+        """Plans nothing for a while, where planning takes more than comes back meanwhile."""
         if self._planning_mean > self._allowance.regained(planned.verify[1]):
             self._backoff.begin()
-        return True
 
     @property
     def _planning_mean(self) -> float:
@@ -257,6 +279,10 @@ class AutoDrafter(Drafter):
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
         step, rate = planned.verify[1], planned.rate
         least = plain(planned.verify).worth(rate)
+        if planned.awaited is not None:
+            least = max(least, planned.awaited.worth)
+        if self._saved_by_known < 0:
+            longest -= planned.needed_by_layers
         if not planned.gain and not self._known.any:
             return None, least
         known = self._known.likeliest()
@@ -280,7 +306,7 @@ class AutoDrafter(Drafter):
             assert planned.shared is not None
             self._known.put_off(committed)
             seconds = feedback.seconds
-            host = seconds.select + seconds.other + self._clock() - began - planned.preparing
+            host = self._host_seconds(planned, seconds, began)
             tokens = len(committed)
             planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
             return
@@ -300,9 +326,10 @@ class AutoDrafter(Drafter):
             self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
-        spent = planned.seconds_of(rows) + planned.share_of_drafting(feedback, drafting)
+        is_step = rows == 1 or (planned.is_step and planned.guess is None)
+        spent = planned.seconds_of(1 if is_step else rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
-            beside = self._learn_costs(rows, seconds, self._forwards(planned, feedback))
+            beside = self._learn_costs(rows, seconds, self._forwards(planned, feedback), is_step=is_step)
             took = self._planned + self._clock() - began
             if planned.backs_off:
                 self._backoff.note_rounds(1, took)
@@ -310,15 +337,22 @@ class AutoDrafter(Drafter):
             else:
                 self._planning.note(took)
             spent += beside
-        self._pace.note(len(committed), spent, planned.step)
-        self._allowance.note(len(committed), spent, planned.step)
+        self._note_time(planned, len(committed), spent)
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
-            host = seconds.select + seconds.other + self._clock() - began - planned.preparing
+            host = self._host_seconds(planned, seconds, began)
             tokens, costs, value = len(committed), self.layer_costs, planned.value
-            planned.shared.note(
-                [rows], tokens, self._room, seconds.verify, seconds.draft, made, costs, host_seconds=host, value=value
+            shared, reading = planned.shared, planned.reading
+            shared.note(
+                *([rows], tokens, self._room, seconds.verify, seconds.draft, made, costs),
+                host_seconds=host,
+                reading=reading,
+                value=value,
             )
+
+    def _host_seconds(self, planned: Round, seconds: PhaseSeconds, began: float) -> float:
+        """Seconds of a batch's round beside forwards and what was prepared; it learns since ``began``."""
+        return seconds.select + seconds.other + self._clock() - began - planned.preparing
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft whose time says what forwards cost."""
@@ -326,12 +360,12 @@ class AutoDrafter(Drafter):
             return ()
         return self._layers.timed(feedback.proposal.forwards)
 
-    def _learn_costs(self, rows: int, seconds: PhaseSeconds, forwards: Sequence[int]) -> float:
+    def _learn_costs(self, rows: int, seconds: PhaseSeconds, forwards: Sequence[int], *, is_step: bool) -> float:
         """Learns what a round of this request alone took; returns what it took beside what is planned for."""
         self.verify_costs.note([rows], seconds.verify)
         if forwards and self._layers is not None:
             self._layers.costs.note(forwards, seconds.draft)
-        if rows > 1:
+        if not is_step:
             self._overhead.note(rows, seconds.other)
             return 0.0
         self._overhead.note_steps(1, seconds.other)
@@ -347,14 +381,20 @@ class AutoDrafter(Drafter):
         else:
             self._learn_of_tokens(planned, played)
         self._count(len(token_ids))
-        step = planned.step
         if planned.backs_off:
             self._unplanned += 1
-            seconds = step + self._backoff.round_seconds
+            seconds = planned.step + self._backoff.round_seconds
         else:
             seconds = planned.seconds_in_run(len(played.drafted))
-        self._pace.note(len(token_ids), seconds, step)
-        self._allowance.note(len(token_ids), seconds, step)
+        self._note_time(planned, len(token_ids), seconds)
+
+    def _note_time(self, planned: Round, tokens: int, seconds: float) -> None:
+        """Counts what a round took by what it wrote."""
+        step = planned.step
+        self._pace.note(tokens, seconds, step)
+        self._allowance.note(tokens, seconds, step)
+        if planned.is_known:
+            self._saved_by_known += tokens * step - seconds
 
     def _learn_of_tokens(self, planned: Round, played: RunRound) -> None:
         """Scores by the tokens of a round what was known, and what was drafted."""
@@ -370,20 +410,37 @@ class AutoDrafter(Drafter):
     def _count(self, tokens: int) -> None:
         """Counts tokens that were written."""
         self._room -= tokens
+        self._lengths.note(tokens)
         self._without_layers -= tokens
         self._backoff.pass_by(tokens)
 
-    def _catch_up(self, *, pays: bool = False) -> float:
-        """Looks through the tokens that were put off; returns the seconds of that, which a request alone ``pays``."""
-        if not self._known.has_unread:
-            return 0.0
-        began = self._clock()
-        tokens = self._known.catch_up()
-        self._forget(faded(tokens))
-        seconds = self._clock() - began
-        if pays:
-            self._allowance.note(0, self._backoff.reading(tokens, seconds), 0.0)
+    def _catch_up_alone(self) -> float:
+        """``_catch_up`` of a request alone, which pays for it; returns the seconds."""
+        self._catch_up()
+        seconds, paid = self._reading, self._to_pay
+        self._reading = self._to_pay = 0.0
+        self._allowance.note(0, paid, 0.0)
         return seconds
+
+    def _catch_up(self) -> None:
+        """Looks through the prompt, and through tokens that were put off.
+
+        Of a prompt as many tokens are read as take a small share of its own time, which is free, and of its answer's.
+        """
+        if self._known.prompt_is_unread:
+            began, free = self._clock(), _READ_SHARE * self._prompt_seconds
+            share = free + _READ_SHARE * self._expected_room * self.verify_costs(1)
+            self._known.read_prompt(max(_LEAST_READ, int(share * _READ_A_SECOND)))
+            took = self._clock() - began
+            self._reading += took
+            self._to_pay += max(0.0, took - free)
+        if self._known.has_unread:
+            began = self._clock()
+            tokens = self._known.catch_up()
+            self._forget(faded(tokens))
+            seconds = self._clock() - began
+            self._to_pay += self._backoff.reading(tokens, seconds)
+            self._reading += seconds
 
     def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:
         """Learns from the last round of a run, and from the time that all took."""
@@ -394,9 +451,12 @@ class AutoDrafter(Drafter):
         self._known.read_guess(feedback.run[-1].guess)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
-            host = seconds.select + seconds.other + self._clock() - began - planned.preparing
+            host = self._host_seconds(planned, seconds, began)
             tokens, value = len(feedback.acceptance.token_ids), planned.value
-            planned.shared.note(rows, tokens, self._room, seconds.verify, host_seconds=host, value=value)
+            reading = planned.reading
+            planned.shared.note(
+                rows, tokens, self._room, seconds.verify, host_seconds=host, reading=reading, value=value
+            )
             return
         self.verify_costs.note(rows, seconds.verify)
         drafted = sum(len(each.confidences) for each in feedback.run)

@@ -38,14 +38,16 @@ class Experience:
 class KnownTokens:
     """The tokens of one request that may be verified without a draft. Every token of the text scores them.
 
+    The prompt is read when tokens are looked for: one of many tokens takes a while.
+
     Attributes:
         copies: of the text, and of earlier ones.
         mask_embeddings: of its probes.
     """
 
     def __init__(self, prefill: Prefill, experience: Experience, mask_embeddings: MaskEmbeddings) -> None:
-        text = (*prefill.prompt_ids, prefill.first_token)
-        self.copies = Copies(text, experience.copies.of_request(), prefill.earlier)
+        self._prompt = (*prefill.prompt_ids, prefill.first_token)
+        self.copies = Copies((), experience.copies.of_request(), prefill.earlier)
         self.mask_embeddings = mask_embeddings
         self._guesses = experience.guesses.of_request()
         self._agreed = experience.agreed.of_request()
@@ -57,6 +59,16 @@ class KnownTokens:
     def any(self) -> bool:
         """Whether a token is known."""
         return self._guess.token is not None or bool(self.copies.match_length)
+
+    @property
+    def prompt_is_unread(self) -> bool:
+        """Whether no copies can be found, as the prompt was not read."""
+        return bool(self._prompt)
+
+    def read_prompt(self, most: int) -> None:
+        """Reads the last tokens of the prompt, at most so many, 1 or more."""
+        self.copies.read(self._prompt[-most:])
+        self._prompt = ()
 
     @property
     def has_unread(self) -> bool:

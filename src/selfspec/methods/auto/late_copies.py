@@ -1,5 +1,6 @@
-"""Low-bit weights of a layer draft that are made in a request, once they promise to pay."""
+"""Low-bit weights of a layer draft: made at load if that is quick, else in a request once they promise to pay."""
 
+import math
 import threading
 import warnings
 
@@ -11,6 +12,9 @@ from selfspec.runtimes.target import Target
 
 _WEIGHTS_A_SECOND = 7e8
 """Of which a thread makes low-bit copies, about."""
+
+_NO_TIME = 0.2
+"""Seconds up to which they are made when the model is loaded."""
 
 
 class LateCopies:
@@ -28,6 +32,15 @@ class LateCopies:
         self.failed = False
         self._lock = threading.Lock()
         self._missed = 0.0
+        self._takes = math.inf  # seconds, about
+        if not self.ready and target is not None:
+            self._takes = target.parameter_count / (_WEIGHTS_A_SECOND * torch.get_num_threads())
+
+    def make_if_it_takes_no_time(self) -> None:
+        """Makes them where that hardly takes longer than loading the model: then no request has to."""
+        with self._lock:
+            if not self.ready and not self.failed and self._takes <= _NO_TIME:
+                self._make()
 
     def make_if_it_pays(self, saving: float, tokens: int) -> bool:
         """Whether they are made, maybe just now.
@@ -37,19 +50,19 @@ class LateCopies:
             tokens: that the answer may still have.
         """
         with self._lock:
-            if self.ready or self.failed:
-                return self.ready
-            assert self._target is not None
-            self._missed += saving
-            takes = self._target.parameter_count / (_WEIGHTS_A_SECOND * torch.get_num_threads())
-            if max(saving * tokens, self._missed) < takes:
-                return False
-            try:
-                with torch.inference_mode():
-                    self._target.at(self._precision)
-                self.ready = True
-            except (OutOfMemoryError, UnsupportedModelError) as error:
-                self.failed = True
-                if isinstance(error, OutOfMemoryError):
-                    warnings.warn(f"auto drafts without low-bit weights: {error}", NoCopiesWarning, stacklevel=2)
+            if not self.ready and not self.failed:
+                self._missed += saving
+                if max(saving * tokens, self._missed) >= self._takes:
+                    self._make()
             return self.ready
+
+    def _make(self) -> None:
+        assert self._target is not None
+        try:
+            with torch.inference_mode():
+                self._target.at(self._precision)
+            self.ready = True
+        except (OutOfMemoryError, UnsupportedModelError) as error:
+            self.failed = True
+            if isinstance(error, OutOfMemoryError):
+                warnings.warn(f"auto drafts without low-bit weights: {error}", NoCopiesWarning, stacklevel=3)

@@ -46,6 +46,17 @@ class LayerDrafts:
         fits = fits or min(1, most_that_fits(costs[1], verify, longest))
         return self._policy(planned, fits) if fits else None
 
+    def awaited(self, planned: Round) -> DraftPolicy | None:
+        """Layer drafts that would be faster than plain decoding, where even the shortest takes more than may be lost.
+
+        They are what time is worth then. Known tokens that are worth less would spend what comes back bit by bit, and
+        layers, which need more of it at once, would never draft.
+        """
+        if planned.fastest is not None or not planned.costs:
+            return None
+        policy = self._policy(planned, MOST_DRAFTED)
+        return policy if policy.rate > 1 / planned.of_layers[1] else None
+
     def draft(self, planned: Round, longest: float, worth: float, room: int) -> LayerDraft | MtpDraft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made.
 
@@ -67,7 +78,7 @@ class LayerDrafts:
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
         planned.guess = CopiesToConfirm(self._copies, costs, left)
         acceptance = self._plans.acceptance
-        append = CopiesToAppend(self._copies, planned.guess, acceptance, verify, planned.rate, longest)
+        append = CopiesToAppend(self._copies, planned.guess, acceptance, verify, planned.rate, longest, planned.filled)
         planned.name, planned.expected = layers.name, plan.tokens
         stop, forecast = policy.begin(acceptance), forecast_of(plan, verify)
         follow = planned.follow if planned.layers_follow else None

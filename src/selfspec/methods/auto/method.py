@@ -1,12 +1,13 @@
 """``auto``: picks the fastest drafting strategy in every round; the default."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
+from selfspec.methods.auto.answers import AnswerLengths
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.late_copies import LateCopies
@@ -17,6 +18,7 @@ from selfspec.methods.auto.preparation import (
     allowed_bytes,
     expect,
     prepare,
+    promises_enough,
     start_over,
     warn_of_memory,
 )
@@ -95,6 +97,8 @@ class Auto(Method):
             self._warned = True
             warn_of_memory(ready.preparation, self.settings)
         kind = "sampled" if prefill.probe.samples else "greedy"
+        (seconds,) = self.target.ranks.lead([prefill.seconds])
+        prefill = replace(prefill, seconds=seconds)
         layers, mask_embeddings = ready.layers[kind], ready.mask_embeddings.of_request(prefill.prompt_ids)
         return AutoDrafter(
             prefill,
@@ -104,6 +108,7 @@ class Auto(Method):
             self.settings.delta,
             self.target.ranks.clock,
             mask_embeddings,
+            ready.lengths,
         )
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
@@ -183,6 +188,8 @@ class _Ready:
                     self.layers[kind] = HeadChoice(head, costs)
         if trial is not None:
             copies = LateCopies(target, trial.assignment.precision, made=copies_made)
+            if promises_enough(trial, preparation.verify):
+                copies.make_if_it_takes_no_time()
             # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a
             # greedy one: its scores are processed, and noise is drawn.
             for kind in _KINDS:
@@ -190,6 +197,7 @@ class _Ready:
                 self.layers[kind] = LayerChoice(trial.assignment, costs, copies)
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
         self.mask_embeddings = MaskEmbeddingsOfModel(target)
+        self.lengths = AnswerLengths()
 
     @property
     def made(self) -> Trial | None:

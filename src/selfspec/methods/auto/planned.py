@@ -1,6 +1,7 @@
 """A round of ``auto`` between plan and verification, and the drafts that it gives."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
@@ -8,7 +9,7 @@ from selfspec.decoding.drafter import Feedback
 from selfspec.methods.auto.known import COPIES, EARLIER, GUESS
 from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import SharedRound
-from selfspec.planning.plans import Plan, plain
+from selfspec.planning.plans import PADDING, Plan, plain
 from selfspec.planning.rows import FilledRows
 from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.rows import CostTable
@@ -45,21 +46,35 @@ class Round:
     seconds: float | None = None  # of the round, where they are not those of its rows alone
     name: str = PLAIN
     expected: float = 1.0  # tokens
+    is_step: bool = False  # of plain decoding
     rows: int = 1  # of its verification, where its tokens are known
-    plains: dict[bool, NoDraft] = field(default_factory=dict)
+    plains: dict[bool, NoDraft | TokenDraft] = field(default_factory=dict)
+    fills: Sequence[int] = ()  # by the rows of a verification those that it is filled up to; as they are if empty
     gain: float = 0.0  # tokens that a guess of the next round's first draft token is worth
     layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
     preparing: float = 0.0  # seconds that are no planning: weights were made, or tokens read that were put off
+    reading: float = 0.0  # in a batch: of these seconds those that drafts have to make up for
     costs: CostTable = ()  # of the forward of a layer draft; empty where none can be made
     guess: CopiesToConfirm | None = None  # of a layer draft
     fastest: DraftPolicy | None = None  # what layer drafts bring; ``None`` where layers cannot draft
+    awaited: DraftPolicy | None = None  # the same of those for which there is no time yet
 
-    def plain(self, *, held_back: bool = False) -> NoDraft:
-        """A step of plain decoding."""
-        self.name, self.expected, self.rows, self.guess = PLAIN, 1.0, 1, None
+    def plain(self, *, held_back: bool = False) -> NoDraft | TokenDraft:
+        """A step of plain decoding, which more rows may fill up."""
+        self.name, self.expected, self.rows, self.guess, self.is_step = PLAIN, 1.0, self.filled(1), None, True
         if held_back not in self.plains:
-            self.plains[held_back] = plain_draft(self.verify, self.follow, held_back=held_back)
+            step = plain_draft(self.verify, self.follow, held_back=held_back)
+            self.plains[held_back] = step if self.rows == 1 else self._chain((), step.forecast)
         return self.plains[held_back]
+
+    def filled(self, rows: int) -> int:
+        """The rows that a verification of so many is filled up to."""
+        return self.fills[rows] if self.fills else rows
+
+    def _chain(self, tokens: tuple[int, ...], forecast: Forecast | None, probed: tuple[int, ...] = ()) -> TokenDraft:
+        """Tokens and padding, as many as there are rows."""
+        chain = tokens + (PADDING,) * (self.rows - 1 - len(tokens) - len(probed))
+        return TokenDraft(chain, TokenTree.chain(len(chain)), probed, self.follow, self.name, forecast)
 
     @property
     def is_known(self) -> bool:
@@ -69,7 +84,14 @@ class Round:
     @property
     def rate(self) -> float:
         """Tokens a second that decoding gives where no tokens are known: plain decoding's, or those of layer drafts."""
-        return 1 / self.step if self.fastest is None else self.fastest.rate
+        policy = self.fastest or self.awaited
+        return 1 / self.step if policy is None else policy.rate
+
+    @property
+    def needed_by_layers(self) -> float:
+        """Seconds of the shortest layer draft beside a step, where layers promise more than plain decoding."""
+        verify = self.of_layers
+        return self.costs[1] + verify[2] - verify[1] if self.costs and self.rate > 1 / verify[1] else 0.0
 
     @property
     def of_layers(self) -> CostTable:
@@ -88,10 +110,9 @@ class Round:
 
     def take(self, filled: FilledRows) -> TokenDraft:
         """A draft of known tokens, and probes beside them."""
-        self.name, self.guess = (filled.known.name if filled.plan.length else PLAIN), None
-        self.expected, self.rows = filled.plan.tokens, 1 + filled.plan.length + len(filled.probed)
-        tokens, forecast = filled.token_ids, forecast_of(filled.plan, self.verify)
-        return TokenDraft(tokens, TokenTree.chain(len(tokens)), filled.probed, self.follow, self.name, forecast)
+        self.name, self.guess, self.is_step = (filled.known.name if filled.plan.length else PLAIN), None, False
+        self.expected, self.rows = filled.plan.tokens, self.filled(1 + filled.plan.length + len(filled.probed))
+        return self._chain(filled.token_ids, forecast_of(filled.plan, self.verify), filled.probed)
 
     def expected_drafting(self, feedback: Feedback) -> float:
         """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""

@@ -11,7 +11,15 @@ import torch
 
 from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import free_bytes
-from selfspec.methods.auto.trials import Assignment, Trial, best_trial, candidates, try_assignments, write_text
+from selfspec.methods.auto.trials import (
+    Assignment,
+    Trial,
+    best_trial,
+    candidates,
+    promised_by,
+    try_assignments,
+    write_text,
+)
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.model.kept import KeptSet
 from selfspec.planning.acceptance import CONFIDENCE
@@ -202,9 +210,14 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
         clock=target.ranks.clock,
     )
     best = best_trial(trials)
-    chosen = best if best is not None and best.tokens_per_second > _LEAST_GAIN / verify(1) else None
+    chosen = best if best is not None and promises_enough(best, verify) else None
     target.release_copies(None if chosen is None else chosen.assignment.precision)
     return Preparation(verify, chosen, _lacking(target, settings.group, limit))
+
+
+def promises_enough(trial: Trial, verify: RowCosts) -> bool:
+    """Whether a layer draft promises enough for the memory of its weights."""
+    return promised_by(trial, verify) > _LEAST_GAIN / verify(1)
 
 
 def _most_bytes(settings: AutoSettings) -> float | None:

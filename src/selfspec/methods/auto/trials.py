@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 
 import torch
 
@@ -108,7 +109,8 @@ def candidates(target: Target, *, group: int) -> Iterator[Assignment]:
     """The assignments that are worth a trial, most promising first; ``group`` weights of a row share a scale.
 
     All sublayers at low bits; the first layers alone, which early-exit training makes a good draft; an evenly spread
-    part, at the size-aware budget of ``uniform``.
+    part, at the size-aware budget of ``uniform``. Those of the model's own weights take turns with the others, whose
+    weights take long to make on a large model: trials end after some time.
     """
     total = target.sublayer_count
     full = KeptSet.full(total)
@@ -117,9 +119,10 @@ def candidates(target: Target, *, group: int) -> Iterator[Assignment]:
     parts = [KeptSet.early_exit(layers, total) for layers in exits]
     parts += [KeptSet.skipping(skipped, total)] if skipped else []
     bits = _mixes(target, group)
-    yield from (Assignment(full, precision) for precision in bits)
-    yield from (Assignment(kept, bits[0]) for kept in parts if bits)
-    yield from (Assignment(kept) for kept in parts)
+    made = [Assignment(full, precision) for precision in bits]
+    made += [Assignment(kept, bits[0]) for kept in parts if bits]
+    for turn in zip_longest(made, map(Assignment, parts)):
+        yield from filter(None, turn)
 
 
 def _mixes(target: Target, group: int) -> list[Precision]:
@@ -176,10 +179,15 @@ def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> l
     return [_promising(replace(trial, costs=each), verify) for trial, each in zip(trials, costs, strict=True)]
 
 
-def _promising(trial: Trial, verify: RowCosts) -> Trial:
-    """The trial with the tokens per second of rounds that it drafts."""
+def promised_by(trial: Trial, verify: RowCosts) -> float:
+    """Tokens per second of rounds that a trial's layers draft."""
     policy = DraftPolicy.fastest(Outlook([1.0], [trial.agreement]), trial.costs(1), verify.table(), MOST_DRAFTED)
-    return replace(trial, tokens_per_second=policy.expected_tokens / policy.expected_seconds)
+    return policy.expected_tokens / policy.expected_seconds
+
+
+def _promising(trial: Trial, verify: RowCosts) -> Trial:
+    """The trial with what it promises."""
+    return replace(trial, tokens_per_second=promised_by(trial, verify))
 
 
 def _fastest(trials: Sequence[Trial]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from selfspec.runtimes.costs.rows import CostTable, RowCosts
+from selfspec.runtimes.costs.rows import CostTable, RowCosts, filled_up
 
 # Standard deviations of natural logarithms, of one round where nothing else is said.
 _NOISE = 0.08
@@ -25,6 +25,9 @@ _SLOW = math.log(1.25)
 What else happens on a machine makes a forward slower, never faster. One such round would make its rows seem dear, and
 then they would not be tried again. The next one is that of as many rows, or of several where it has several.
 """
+
+_MOST_SHARED = 256
+"""Rows up to which what forwards take is learned apart from what those of fewer rows take: batches have as many."""
 
 _SHOWN = 0.01
 _COLD = 0.5
@@ -60,16 +63,18 @@ class LiveCosts:
         self._like = like
         self._count_recorded: Callable[[], int] = recorded if like is None else like._count_recorded
         self._recorded = self._count_recorded()
-        self._rows, self._measured = measured.rows, np.array(measured.seconds)
-        self._state = np.zeros(len(measured.rows))  # entry 0 is the load, the others corrections of the shape
-        octaves = np.log2(measured.rows)
+        self._rows = _with_more(measured.rows)
+        self._measured = np.array([measured(rows) for rows in self._rows])
+        self._state = np.zeros(len(self._rows))  # entry 0 is the load, the others corrections of the shape
+        octaves = np.log2(self._rows)
         self._covariance = shape_doubt**2 * np.minimum.outer(octaves, octaves)
         self._covariance[0, 0] = load_doubt**2
-        drift = np.full(len(measured.rows), _SHAPE_DRIFT**2)
+        drift = np.full(len(self._rows), _SHAPE_DRIFT**2)
         drift[0] = _LOAD_DRIFT**2
         self._drift = np.diag(drift)
         self._shown, self._shown_state = measured, self._state.copy()
         self._tables: dict[int, CostTable] = {}
+        self._fills: tuple[RowCosts, Sequence[int]] | None = None  # of the shape that is shown
         self._cold = load_doubt > _COLD
         self._slow: set[int] = set()  # rows whose last forward was slow; 2 if the last one of several was
         self._lock = threading.Lock()
@@ -95,15 +100,20 @@ class LiveCosts:
         return self.factor * self._shown(rows)
 
     def now(self, sequences: int = 1) -> list[float]:
-        """The costs as a ``CostTable``: the share of each of several sequences, by rows per sequence.
-
-        Fewer rows cost no more than more of them do, since they could be filled up.
-        """
+        """The costs as a ``CostTable``: the share of each of several sequences, by rows per sequence."""
         factor, tables = self.factor, self._tables
         table = tables.get(sequences)
         if table is None:
-            table = tables[sequences] = _filled_up(self._shown.table(sequences))
+            table = tables[sequences] = self._shown.table(sequences)
         return [factor * seconds for seconds in table]
+
+    def filled_up(self) -> tuple[list[float], Sequence[int]]:
+        """The costs of one sequence where rows are filled up to more that cost less, and the rows that it has then."""
+        seconds, shown = self.now(), self._shown
+        if self._fills is None or self._fills[0] is not shown:
+            self._fills = shown, filled_up(seconds)
+        fills = self._fills[1]
+        return [seconds[rows] for rows in fills], fills
 
     def note(self, forwards: Sequence[int], seconds: float) -> None:
         """Counts forwards by the number of rows of each, and the seconds above 0 that they took together.
@@ -162,6 +172,10 @@ class LiveCosts:
         return design
 
 
-def _filled_up(table: CostTable) -> CostTable:
-    """What rows cost if they may be filled up to more rows, where these cost less."""
-    return (0.0, *np.minimum.accumulate(table[:0:-1])[::-1].tolist())
+def _with_more(rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers of rows with two more in each doubling beyond the last."""
+    more = list(rows)
+    while more[-1] < _MOST_SHARED:
+        last = more[-1]
+        more += [last * 3 // 2, 2 * last] if last > 1 else [2]
+    return tuple(more)
