@@ -458,7 +458,7 @@ def test_layers_draft_though_known_tokens_are_always_wrong(monkeypatch: pytest.M
     assert moment.seconds < 0.96 * moment.written * STEP
 
 
-DIP = RowCosts((1, 2, 3, 4, 32), tuple(STEP * each for each in (1.0, 0.8, 1.1, 1.2, 4.0)))
+DIP = RowCosts((1, 2, 3, 4, 32), tuple(STEP * each for each in (1.0, 0.8, 2.0, 2.2, 5.0)))
 
 
 @pytest.mark.parametrize("run", [1, 12])
