@@ -297,19 +297,14 @@ class AutoDrafter(Drafter):
         assert planned is not None
         if self._layers is not None:
             self._layers.learn(feedback)
-        if feedback.run and planned.verify:
+        if not planned.verify:
+            self._learn_of_steps(planned, feedback, began)
+            return
+        if feedback.run:
             self._learn_from_run(planned, feedback, began)
             return
-        backs_off = self._backoff.on or not planned.verify
+        backs_off = self._backoff.on
         self._count(len(committed))
-        if not planned.verify:
-            assert planned.shared is not None
-            self._known.put_off(committed)
-            seconds = feedback.seconds
-            host = self._host_seconds(planned, seconds, began)
-            tokens = len(committed)
-            planned.shared.note([1] * tokens, tokens, self._room, seconds.verify, seconds.draft, host_seconds=host)
-            return
         if planned.shared is None and isinstance(feedback.draft, RunDraft) and feedback.draft.follow is not None:
             self._runs = False  # it could have been followed
         (self._known.put_off if backs_off else self._known.extend)(committed)
@@ -349,6 +344,14 @@ class AutoDrafter(Drafter):
                 reading=reading,
                 value=value,
             )
+
+    def _learn_of_steps(self, planned: Round, feedback: Feedback, began: float) -> None:
+        """Counts steps of a batch in which no drafts were looked for."""
+        assert planned.shared is not None
+        token_ids, seconds = feedback.acceptance.token_ids, feedback.seconds
+        self._count(len(token_ids))
+        self._known.put_off(token_ids)
+        planned.shared.note_steps(len(token_ids), seconds.verify, self._host_seconds(planned, seconds, began))
 
     def _host_seconds(self, planned: Round, seconds: PhaseSeconds, began: float) -> float:
         """Seconds of a batch's round beside forwards and what was prepared; it learns since ``began``."""

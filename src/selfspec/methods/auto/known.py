@@ -131,14 +131,15 @@ class KnownTokens:
             self._guess = Guess(*guess, self.mask_embeddings.kind)
 
     def _score_guess(self, committed: Sequence[int]) -> None:
-        if self._guess.token is not None:
-            right, match = committed[0] == self._guess.token, self.copies.match_after()
-            agrees = bool(match.length) and self.copies.tokens(match, 1) == [self._guess.token]
-            if agrees:
-                self._agreed.note(right, match.length)
-            if right:
-                self._right = _NEW + _FADING * (self._right - _NEW) + 1
-                self._novel = _NEW + _FADING * (self._novel - _NEW) + (not agrees)
-            self._guesses.note(right, self._guess.confidence)
-            self.mask_embeddings.note(self._guess.mask, right)
+        if self._guess.token is None:
+            return
+        right, match = committed[0] == self._guess.token, self.copies.match_after()
+        agrees = bool(match.length) and self.copies.tokens(match, 1) == [self._guess.token]
+        if agrees:
+            self._agreed.note(right, match.length)
+        if right:
+            self._right = _NEW + _FADING * (self._right - _NEW) + 1
+            self._novel = _NEW + _FADING * (self._novel - _NEW) + (not agrees)
+        self._guesses.note(right, self._guess.confidence)
+        self.mask_embeddings.note(self._guess.mask, right)
         self._guess = Guess()

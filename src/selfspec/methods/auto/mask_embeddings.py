@@ -71,7 +71,8 @@ class MaskEmbeddings:
     @property
     def chosen(self) -> torch.Tensor | None:
         """That of the coming rounds, ``[hidden]``; ``None`` for zero."""
-        self.make()
+        if self.kind not in self._made:
+            self.make()
         return self._made[self.kind]
 
     @property
@@ -106,8 +107,11 @@ class MaskEmbeddingsOfModel:
         """Those of a request with this prompt."""
         if self._target.whole_layers is not None:
             return MaskEmbeddings()  # embeddings may depend on positions there
-        latest = torch.tensor(prompt_ids[-_LATEST:], dtype=torch.long)
-        return MaskEmbeddings((lambda: None, lambda: self._mean(latest), self._of_vocabulary), self._rates)
+
+        def of_prompt() -> torch.Tensor:
+            return self._mean(torch.tensor(prompt_ids[-_LATEST:], dtype=torch.long))
+
+        return MaskEmbeddings((lambda: None, of_prompt, self._of_vocabulary), self._rates)
 
     @torch.inference_mode()
     def _mean(self, token_ids: torch.Tensor) -> torch.Tensor:

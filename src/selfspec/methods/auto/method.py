@@ -97,8 +97,8 @@ class Auto(Method):
             self._warned = True
             warn_of_memory(ready.preparation, self.settings)
         kind = "sampled" if prefill.probe.samples else "greedy"
-        (seconds,) = self.target.ranks.lead([prefill.seconds])
-        prefill = replace(prefill, seconds=seconds)
+        if self.target.ranks.count > 1:
+            prefill = replace(prefill, seconds=self.target.ranks.lead([prefill.seconds])[0])
         layers, mask_embeddings = ready.layers[kind], ready.mask_embeddings.of_request(prefill.prompt_ids)
         return AutoDrafter(
             prefill,

@@ -76,11 +76,10 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
         values, layered = batch.values_of(drafters), _may_draft_layers(drafters, batch)
         sought = bool(layered) or batch.least_row <= LIKELIEST * batch.host.trust.value * max(values)
     shared = SharedRound(batch, batch.costs, batch.host, sought=sought)
-    verify = batch.verify
     if not sought:
         rounds = None if batch.host.allowance.knows(batch.count) else _FIRST_ROUNDS
-        return _plan_nothing(drafters, verify, shared, rounds)
-    run = _Run(batch)
+        return _plan_nothing(drafters, [0.0, batch.share], shared, rounds)
+    verify, run = batch.verify, _Run(batch)
     for drafter, value in zip(drafters, values, strict=True):
         drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share, value=value))
     drafts: dict[AutoDrafter, Draft] = {**run.plan(drafters)}
