@@ -98,6 +98,9 @@ def _scripted(script: Script) -> type[Copies]:
             self.match_after = lambda drafted=(): Match(script.match, self._length + len(drafted))
             self.tokens = lambda match, count, drafted=(): script.offer(match.end, count)
 
+        def read(self, token_ids: Sequence[int]) -> None:
+            self._length += len(token_ids)
+
         def extend(self, token_ids: Sequence[int]) -> None:
             for token_id in token_ids:
                 self._acceptance.note(self.tokens(self.match_after(), 1) == [token_id], script.match)
