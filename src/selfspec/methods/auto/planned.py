@@ -90,8 +90,10 @@ class Round:
     @property
     def needed_by_layers(self) -> float:
         """Seconds of the shortest layer draft beside a step, where layers promise more than plain decoding."""
-        verify = self.of_layers
-        return self.costs[1] + verify[2] - verify[1] if self.costs and self.rate > 1 / verify[1] else 0.0
+        verify, policy = self.of_layers, self.fastest or self.awaited
+        if policy is None or policy.rate <= 1 / verify[1]:
+            return 0.0
+        return self.costs[1] + verify[2] - verify[1]
 
     @property
     def of_layers(self) -> CostTable:
