@@ -420,9 +420,10 @@ class AutoDrafter(Drafter):
     def _catch_up_alone(self) -> float:
         """``_catch_up`` of a request alone, which pays for it; returns the seconds."""
         self._catch_up()
-        seconds, paid = self._reading, self._to_pay
+        seconds = self._reading
+        if self._to_pay:
+            self._allowance.note(0, self._to_pay, 0.0)
         self._reading = self._to_pay = 0.0
-        self._allowance.note(0, paid, 0.0)
         return seconds
 
     def _catch_up(self) -> None:

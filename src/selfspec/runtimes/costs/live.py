@@ -74,7 +74,7 @@ class LiveCosts:
         self._drift = np.diag(drift)
         self._shown, self._shown_state = measured, self._state.copy()
         self._tables: dict[int, CostTable] = {}
-        self._fills: tuple[RowCosts, Sequence[int]] | None = None  # of the shape that is shown
+        self._filled: tuple[RowCosts, CostTable, Sequence[int]] | None = None  # of the shape that is shown
         self._cold = load_doubt > _COLD
         self._slow: set[int] = set()  # rows whose last forward was slow; 2 if the last one of several was
         self._lock = threading.Lock()
@@ -109,11 +109,12 @@ class LiveCosts:
 
     def filled_up(self) -> tuple[list[float], Sequence[int]]:
         """The costs of one sequence where rows are filled up to more that cost less, and the rows that it has then."""
-        seconds, shown = self.now(), self._shown
-        if self._fills is None or self._fills[0] is not shown:
-            self._fills = shown, filled_up(seconds)
-        fills = self._fills[1]
-        return [seconds[rows] for rows in fills], fills
+        factor, shown, filled = self.factor, self._shown, self._filled
+        if filled is None or filled[0] is not shown:
+            table = shown.table()
+            fills = filled_up(table)
+            filled = self._filled = shown, [table[rows] for rows in fills], fills
+        return [factor * seconds for seconds in filled[1]], filled[2]
 
     def note(self, forwards: Sequence[int], seconds: float) -> None:
         """Counts forwards by the number of rows of each, and the seconds above 0 that they took together.
