@@ -348,7 +348,8 @@ class SharedRound:
         """Counts what the drafts gained, by what rows cost, not by what they took in these rounds.
 
         What counts as saved is what the request with most left has saved, not what each might: where drafts are right
-        for some requests only, the others end no sooner.
+        for some requests only, the others end no sooner. No more than the credit is lost at once: what takes longer is
+        something else, as another process is, which would end the search for drafts for ever.
         """
         step, gained = self._verify(self._requests), 0.0
         if self._sought:
@@ -356,7 +357,7 @@ class SharedRound:
             ahead = max(0, self._before - self._after - len(verified))
             saved = self._step.saved(self._written, ahead)
             host = max(0.0, self._seconds - len(verified) * self._host.of_plain(self._requests))
-            gained = saved - rows - self._drafting - host - self._reading
+            gained = max(saved - rows - self._drafting - host - self._reading, -CREDIT * step)
             self._host.trust.note(self._promised / step, saved / step)
         self._host.allowance.note(self._requests, len(verified), gained / step)
 

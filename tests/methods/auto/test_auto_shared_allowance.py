@@ -12,7 +12,8 @@ from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.together import plan_together
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
-from selfspec.planning.allowance import CREDIT, SHARED_DELTA, HostTime, SharedAllowance
+from selfspec.planning.allowance import CREDIT, SHARED_DELTA, HostTime, SharedAllowance, SharedRound
+from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.sampling.acceptance import Acceptance
@@ -140,6 +141,20 @@ def test_a_batch_whose_requests_end_one_after_the_other_loses_the_credit_once() 
     allowance.note(34, 1, 0.0)
     allowance.note(34, 1, -CREDIT - 0.1)
     assert not allowance.allows(34), "what others have saved is not spent"
+
+
+def test_one_stall_does_not_end_the_search_for_drafts() -> None:
+    """Of a hundred steps, as where memory is touched for the first time while other processes compute."""
+    host, costs = HostTime(), LiveCosts(COSTS)
+    host.allowance.note(COUNT, 1, 0.0)
+    stalled = SharedRound(SharedStep(COUNT, costs), costs, host)
+    for _ in range(COUNT):
+        stalled.note([2], 2, ROOM, COSTS(2 * COUNT) / COUNT, 100.0, host_seconds=25.0)
+    rounds = 0
+    while not host.allowance.allows(COUNT):
+        host.allowance.note(COUNT, 1, 0.0)
+        rounds += 1
+    assert rounds < 2 * CREDIT / SHARED_DELTA
 
 
 def test_what_a_batch_may_lose_comes_back_and_is_not_saved_up_for_long() -> None:
