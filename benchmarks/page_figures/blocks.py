@@ -84,7 +84,9 @@ def _runs(*names: str) -> tuple[str, ...]:
 _SUITES = ("spec-bench", "humaneval", "gsm8k")
 _AUTO_SMOLLM2 = _runs("smollm2-auto-spec-bench", "smollm2-auto-gsm8k", "smollm2-auto-humaneval")
 _WITH_AMX = _runs(*(f"{model}-amx-{suite}" for model in ("smollm2", "tiny-x8") for suite in _SUITES))
-_FILE_WITH_AMX = tuple(f"runs/qwen-q4_k_m-amx-{suite}/summary" for suite in _SUITES)
+_FILE, _FILE_WITH_AMX = (
+    tuple(f"runs/{model}-{suite}/summary" for suite in _SUITES) for model in ("qwen-q4_k_m", "qwen-q4_k_m-amx")
+)
 _WITH_AVX2 = _runs("smollm2-avx2-spec-bench", "smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
 _AUTO_OTHERS = _runs(
     "smollm2-auto-spec-bench-sampled",
@@ -202,6 +204,7 @@ BLOCKS: dict[str, Block] = {
     "cascades": Block(_WITH_AVX2, _CASCADES, tables.candidates),
     "auto with AVX2": Block(_WITH_AVX2, _CASCADES, _auto),
     "auto with AMX": Block(_WITH_AMX, _CASCADES, _auto),
+    "auto on a file": Block(_FILE, f"{_RUN} --model FILE", _auto),
     "auto on a file with AMX": Block(_FILE_WITH_AMX, f"{_RUN} --model FILE", _auto),
     "a trained head": Block(
         ("runs/tiny-mtp-mini-bf16-cpu/summary",),
