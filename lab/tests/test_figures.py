@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +64,23 @@ def test_a_result_is_of_a_clean_commit(path: Path, pages: ModuleType) -> None:
         assert len(stamp["commit"]) == 40
         assert stamp["date"]
         assert stamp["hardware"]["processor"]
+
+
+def test_results_are_of_commits_of_this_history(pages: ModuleType) -> None:
+    def git(*arguments: str) -> str:
+        ran = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        return ran.stdout if ran.returncode == 0 else ""
+
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("the history is not here")
+    history = set(git("rev-list", "HEAD").split())
+    stamps_of = importlib.import_module("page_figures.results").stamps_of
+    paths = [path for path in RESULTS.rglob("*.json") if not set(WITHOUT_STAMP) & set(path.parts)]
+    commits = {
+        stamp["commit"]: path.name for path in paths for stamp in stamps_of(json.loads(path.read_text("utf-8")))
+    }
+    assert commits
+    assert {name for commit, name in commits.items() if commit not in history} == set()
 
 
 @pytest.mark.parametrize(
