@@ -76,9 +76,7 @@ def test_results_are_of_commits_of_this_history(pages: ModuleType) -> None:
     history = set(git("rev-list", "HEAD").split())
     stamps_of = importlib.import_module("page_figures.results").stamps_of
     paths = [path for path in RESULTS.rglob("*.json") if not set(WITHOUT_STAMP) & set(path.parts)]
-    commits = {
-        stamp["commit"]: path.name for path in paths for stamp in stamps_of(json.loads(path.read_text("utf-8")))
-    }
+    commits = {stamp["commit"]: path.name for path in paths for stamp in stamps_of(json.loads(path.read_text("utf-8")))}
     assert commits
     assert {name for commit, name in commits.items() if commit not in history} == set()
 
