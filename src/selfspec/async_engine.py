@@ -49,8 +49,8 @@ class AsyncEngine:
     Args:
         engine: the model, its options, and the method of requests that name none. Its prefix cache, or one of half of
             the memory limit where its options do not say how large it is, gives way to requests.
-        methods: names of others that requests will name. They are prepared, so that their first requests slow down
-            nobody, and their low-bit copies are taken from the memory limit.
+        methods: names of others that requests will name. They are prepared, so that their first requests do not
+            slow down the others, and their low-bit copies are taken from the memory limit.
         progress: is called with a line of text before each part of preparing them that may take long.
         **keywords: options that differ from the engine's: ``max_batch``, ``max_waiting``, ``memory_limit`` and
             ``max_read_seconds`` (see ``EngineOptions``).
@@ -290,7 +290,8 @@ class AsyncEngine:
                 progress(f"{name}: {text}")
 
             with naming(f"the method '{name}'"), copies_within(limit - 1) as copies:
-                if (method := self._methods.get(name)) is not self.engine.method:  # which whoever made it prepares
+                method = self._methods.get(name)
+                if method is not self.engine.method:  # the caller has prepared that one
                     method.prepare(told)
             limit -= copies.bytes
         return limit

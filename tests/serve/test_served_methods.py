@@ -114,4 +114,5 @@ def test_a_method_that_is_the_engines_own_keeps_what_it_has_learned(monkeypatch:
         raise AssertionError("it was prepared again")
 
     monkeypatch.setattr(engine.method, "prepare", fail)
-    AsyncEngine(engine, methods=["suffix"])
+    served = AsyncEngine(engine, methods=["suffix"])
+    assert served.prepare([1, 2], method="suffix").method is engine.method

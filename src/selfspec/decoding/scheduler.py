@@ -27,8 +27,8 @@ class Scheduler:
     Requests are admitted in the order of their arrival, as places and memory allow. Prompts that are being read take
     turns; the sequences whose prompts are read play their rounds together. What happens to a request is written into
     it, and its listener is called. Keys and values of those that end are copied into the prefix cache in parts, over
-    several steps; until then nobody is admitted, since their memory is still taken, and who comes next may begin with
-    their texts.
+    several steps; until then no request is admitted, since their memory is still taken, and the next one may begin
+    with their texts.
 
     Without ``memory`` any number of requests fits; without ``pace`` a step reads about a chunk.
     """

@@ -171,6 +171,7 @@ class _Finder:
         self._head_dim, self._outputs = (0, {}) if self._differs else _outputs_of_heads(config)
 
     def find(self, name: str) -> Source:
+        """Where the file has a parameter, by its name in transformers."""
         match = _PARAMETER.fullmatch(name)
         module = self._modules.get(match["module"]) or tensor_of(match["module"]) if match else None
         if match is None or module is None:

@@ -66,7 +66,7 @@ class KnownTokens:
         return bool(self._prompt)
 
     def read_prompt(self, most: int) -> None:
-        """Reads the last tokens of the prompt, at most so many, 1 or more."""
+        """Reads the last ``most`` tokens of the prompt, at least 1."""
         self.copies.read(self._prompt[-most:])
         self._prompt = ()
 

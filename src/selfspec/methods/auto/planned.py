@@ -68,7 +68,7 @@ class Round:
         return self.plains[held_back]
 
     def filled(self, rows: int) -> int:
-        """The rows that a verification of so many is filled up to."""
+        """The rows that a verification of ``rows`` is filled up to."""
         return self.fills[rows] if self.fills else rows
 
     def _chain(self, tokens: tuple[int, ...], forecast: Forecast | None, probed: tuple[int, ...] = ()) -> TokenDraft:
