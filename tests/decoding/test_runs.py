@@ -21,6 +21,7 @@ from selfspec.decoding import verification
 from selfspec.decoding.draft import NoDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Needs
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError
+from selfspec.planning.plans import PADDING
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.threads import THREADS
@@ -162,9 +163,17 @@ class Known:
     """Plans what is known of a text, now and then with a mistake, round after round."""
 
     def __init__(
-        self, text: tuple[int, ...], lengths: list[int], wrong: set[int], *, runs: bool, probed: bool = False
+        self,
+        text: tuple[int, ...],
+        lengths: list[int],
+        wrong: set[int],
+        *,
+        runs: bool,
+        probed: bool = False,
+        padding: int = 0,
     ) -> None:
         self.text, self.lengths, self.wrong, self.runs, self.probed = text, lengths, wrong, runs, probed
+        self.padding = (PADDING,) * padding  # after what is known, where the answer's end is near, too
         self.mask_embedding = False  # whether probes have an embedding other than zero
         self.rounds = 0
         self.written = 1
@@ -179,6 +188,7 @@ class Known:
             token + 1 if place in self.wrong and token + 1 < SIZES["vocab_size"] else token
             for place, token in enumerate(self.text[written : written + length], start=written)
         ]
+        tokens += self.padding
         follow = self.follow if self.runs else None
         probes = tuple(row for row in (0, 2, len(tokens)) if row <= len(tokens)) if self.probed else ()
         if not tokens and not probes:
@@ -249,10 +259,11 @@ def test_known_tokens_in_a_run_are_verified_as_in_rounds_of_their_own(data: st.D
     (plain,) = generate(1, [PROMPT], name, **params)
     drafted = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any), label="lengths")
     wrong, probed = data.draw(st.sets(st.integers(1, 40)), label="wrong"), data.draw(st.booleans(), label="probed")
+    padding = data.draw(st.integers(0, 4), label="padding")
     ends = tuple(data.draw(st.sets(st.sampled_from(plain.token_ids), max_size=1), label="ends"))
 
     def play(*, runs: bool) -> tuple[Generation, dict[int, int]]:
-        known = Known(plain.token_ids, drafted, wrong, runs=runs, probed=probed)
+        known = Known(plain.token_ids, drafted, wrong, runs=runs, probed=probed, padding=padding)
         return generate_by(known, target, stop_token_ids=ends, **params), dict(known.guesses)
 
     alone, guesses = play(runs=False)
