@@ -20,6 +20,9 @@ Status = Literal["holds", "undecided", "refuted", "not applicable"]
 LEAST_PAIRS = 20
 """Fewest prompts on which a claim is decided."""
 
+SEEDS = 3
+"""Texts that are sampled of a prompt, each with a seed of its own; a difference is the mean over them."""
+
 LEVEL = 0.95
 """Of the intervals; the tests are two-sided."""
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from selfspec.errors import UnsupportedModelError
 from selfspec_lab.checks import Check
+from selfspec_lab.decide import SEEDS
 from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.clasp_program_checks import (
     NEAR,
@@ -35,14 +36,16 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        texts: texts per domain.
+        prompts: prompts per domain.
+        seeds: texts per prompt.
         written_tokens: tokens that the model writes for each text.
         searched_tokens: tokens per text at which every set is tried.
         free_layers: most middle layers that sets choose from in the comparison with brute force.
         longest_distance: greatest distance of two tokens whose sets are compared.
     """
 
-    texts: int
+    prompts: int
+    seeds: int
     written_tokens: int
     searched_tokens: int
     free_layers: int = 12
@@ -62,9 +65,10 @@ class ClaspProgram(Experiment):
     )
     source = "CLaSp (Chen et al. 2025), figures 3a and 3b"
     method = (
-        f"The model writes texts (sampled, temperature {TEMPERATURE}). At some of their tokens, with the target's keys "
-        "and values of the tokens before, each of the 924 sets of 6 of the 12 middle layers is skipped in turn; the "
-        "paper chooses from 12 of 32. Two figures are compared: the cosine similarity of the final hidden state to the "
+        f"The model writes {SEEDS} texts of each prompt (sampled, temperature {TEMPERATURE}, each with a seed of its "
+        "own); what is compared is a prompt's mean over them. At some of their tokens, with the target's keys and "
+        "values of the tokens before, each of the 924 sets of 6 of the 12 middle layers is skipped in turn; the paper "
+        "chooses from 12 of 32. Two figures are compared: the cosine similarity of the final hidden state to the "
         "target's, and the share of greedy tokens that are the target's. Random is the mean over all sets. The paper "
         f"shows near and far in a picture without numbers; the limit of {NEAR} is our choice. For the similarity over "
         "distance the program picks half of all layers at every token."
@@ -77,14 +81,16 @@ class ClaspProgram(Experiment):
     @torch.inference_mode()
     def measure(self, lab: Lab) -> Data:
         """Tries every set at some tokens of each text and runs the program at all of them."""
-        amounts = self.amounts or lab.pick(Amounts(7, 48, 1), Amounts(7, 256, 8))
+        amounts = self.amounts or lab.pick(Amounts(7, 1, 48, 1), Amounts(7, SEEDS, 160, 3))
         engine = lab.engine(self.model)
         layers = engine.target.layer_count
         free = middle(layers, amounts.free_layers)
-        distances = _distances(min(amounts.longest_distance, amounts.written_tokens // 2))
+        distances = _distances(min(amounts.longest_distance, 4 * amounts.written_tokens // 5))
         texts = []
         task = "every set of layers"
-        for domain, reading, positions in read_own_texts(lab, engine, amounts.texts, amounts.written_tokens, task):
+        for domain, reading, positions in read_own_texts(
+            lab, engine, amounts.prompts, amounts.written_tokens, task, seeds=amounts.seeds
+        ):
             searched = [positions[at] for at in _spread(amounts.searched_tokens, len(positions))]
             sets = [set(reading.choose_skipped(at, range(layers), layers // 2)) for at in positions]
             texts.append(
@@ -95,6 +101,7 @@ class ClaspProgram(Experiment):
                 }
             )
         return {
+            "seeds": amounts.seeds,
             "layers": layers,
             "skipped_layers": layers // 2,
             "free_layers": len(free),

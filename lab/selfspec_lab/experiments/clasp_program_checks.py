@@ -1,12 +1,14 @@
 """The checks of claim 4."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from selfspec_lab.checks import Check, compare
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.ranks import rank_correlation
+from selfspec_lab.experiments.sampled import prompt_means
 
 NEAR = 0.9
 """Limit for "near brute force" and "far above random"; our choice, as the paper has a picture without numbers."""
@@ -42,6 +44,11 @@ def chance_similarity(total: int, size: int) -> float:
     )
 
 
+def means_of(data: Data, values: Sequence[float]) -> list[float]:
+    """The means over the texts of each prompt, of a value for each text."""
+    return prompt_means(values, data.get("seeds", 1))
+
+
 def _searched(data: Data, what: str) -> list[Searched]:
     return [Searched(**text[what]) for text in data["texts"]]
 
@@ -64,7 +71,7 @@ def near_brute_force(data: Data, what: str, words: str) -> Check:
     share = f"{(mean.program - mean.random) / gap:.2f} of the gap closed" if gap > 0 else "no gap"
     return compare(
         f"the program closes at least {NEAR} of the gap between random sets and brute force {words}",
-        [text.beyond_near for text in _searched(data, what)] if gap > 0 else [],
+        means_of(data, [text.beyond_near for text in _searched(data, what)]) if gap > 0 else [],
         f"{mean.program:.3f} against {mean.best:.3f} by brute force and {mean.random:.3f} at random: {share} "
         f"({data['tokens']} tokens, {data['sets']} sets)",
         what=f"less {NEAR} of the gap",
@@ -77,7 +84,7 @@ def far_above_random(data: Data) -> Check:
     """Figure 3b: the place of the program's set among all of its size."""
     return compare(
         f"the program's set is nearer to the target than {NEAR} of all sets of its size",
-        [text["beaten"] for text in data["texts"]],
+        means_of(data, [text["beaten"] for text in data["texts"]]),
         what="share of the sets that are farther",
         bound=NEAR,
     )
@@ -88,7 +95,7 @@ def neighbours_similar(data: Data) -> Check:
     chance = chance_similarity(data["layers"], data["skipped_layers"])
     return compare(
         "the sets of adjacent tokens are more alike than random sets",
-        [text["similarity"][0] for text in data["texts"]],
+        means_of(data, [text["similarity"][0] for text in data["texts"]]),
         f"random sets have {chance:.2f}; the paper has a picture without numbers",
         what="Jaccard similarity",
         bound=chance,
@@ -103,7 +110,7 @@ def falls_with_distance(data: Data) -> Check:
     ends = [fmean(text["similarity"][end] for text in data["texts"]) for end in (0, -1)]
     return compare(
         "the similarity of sets falls with the distance of the tokens",
-        falls,
+        means_of(data, falls),
         f"{ends[0]:.2f} at distance {first}, {ends[1]:.2f} at {last}; rank correlation with distance "
         f"{fmean(ranks):.2f}",
         what="fall",

@@ -9,6 +9,7 @@ import torch
 from selfspec.methods.api import KeptSet
 from selfspec.methods.skipping import evenly_skipped
 from selfspec_lab.checks import Check
+from selfspec_lab.decide import SEEDS
 from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.cosine_bound_checks import lemma_holds, nearer_drafts_accepted, nearer_sets_accepted
 from selfspec_lab.experiments.cosine_bound_picture import draw_bins, draw_sets
@@ -36,14 +37,16 @@ class Amounts:
     """How much is measured.
 
     Attributes:
-        texts: texts per domain.
+        prompts: prompts per domain.
+        seeds: texts per prompt.
         written_tokens: tokens that the model writes for each text; every kind of set drafts each of them.
         uniform: skipped shares of evenly spread sets.
         exits: kept shares of early exits.
         clasp: skipped shares of CLaSp's sets, selected at every token.
     """
 
-    texts: int
+    prompts: int
+    seeds: int
     written_tokens: int
     uniform: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6)
     exits: tuple[float, ...] = (0.95, 0.875, 0.75, 0.5)
@@ -63,7 +66,8 @@ class CosineBound(Experiment):
     )
     source = "KnapSpec (Cha et al. 2026), lemma 4.1 and the text after it"
     method = (
-        f"The model writes texts (sampled, temperature {TEMPERATURE}). At every token, with the target's keys and "
+        f"The model writes {SEEDS} texts of each prompt (sampled, temperature {TEMPERATURE}, each with a seed of its "
+        "own); what is compared is a prompt's mean over them. At every token, with the target's keys and "
         "values of the tokens before, evenly spread sets, early exits and CLaSp's sets of several sizes draft one "
         "token. The state is the input of the LM head, after the final norm; cosine, bound and greedy token are "
         "computed from it in double precision. The lemma assumes states of equal norm; scaling a state changes neither "
@@ -78,17 +82,20 @@ class CosineBound(Experiment):
     @torch.inference_mode()
     def measure(self, lab: Lab) -> Data:
         """Drafts each token of some texts with every set."""
-        amounts = self.amounts or lab.pick(Amounts(7, 32), Amounts(7, 96))
+        amounts = self.amounts or lab.pick(Amounts(7, 1, 32), Amounts(7, SEEDS, 32))
         engine = lab.engine(self.model)
         texts: list[dict[str, Pairs]] = []
         bounds: list[torch.Tensor] = []
         task = "drafts by many sets"
-        for _, reading, positions in read_own_texts(lab, engine, amounts.texts, amounts.written_tokens, task):
+        for _, reading, positions in read_own_texts(
+            lab, engine, amounts.prompts, amounts.written_tokens, task, seeds=amounts.seeds
+        ):
             target_states = TargetStates(reading, positions)
             bounds.append(target_states.bounds)
             drafts = _drafts(reading, positions, amounts)
             texts.append({name: target_states.pairs(draft()) for name, draft in drafts.items()})
         return {
+            "seeds": amounts.seeds,
             "edges": list(EDGES),
             "tokens": sum(map(len, bounds)),
             "bounds": histogram(1 - torch.cat(bounds)),

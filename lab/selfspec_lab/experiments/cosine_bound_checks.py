@@ -7,6 +7,7 @@ import numpy as np
 from selfspec_lab.checks import Check, compare, shown
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.ranks import rank_correlation
+from selfspec_lab.experiments.sampled import prompt_means
 
 _FEWEST = 20
 """Pairs that a bin needs for its accepted share to be used."""
@@ -44,7 +45,7 @@ def nearer_drafts_accepted(data: Data) -> Check:
     nearest, farthest = (list(shares.values())[end] if shares else 0.0 for end in (0, -1))
     return compare(
         "of the drafts of one kind of set, the accepted ones have the nearer states",
-        data["nearness"],
+        prompt_means(data["nearness"], data.get("seeds", 1)),
         f"over all sets {farthest:.2f} accepted in the farthest bin to {nearest:.2f} in the nearest",
         what="chance that an accepted draft is nearer than a rejected one,",
         bound=0.5,

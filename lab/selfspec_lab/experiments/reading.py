@@ -9,7 +9,7 @@ from selfspec.decoding.probe import Branches
 from selfspec.methods.api import KeptSet, Needs, Probe
 from selfspec.methods.clasp import choose_skipped, program
 from selfspec_lab.experiments.lab import Lab
-from selfspec_lab.experiments.sampled import TEMPERATURE
+from selfspec_lab.experiments.sampled import sampling, seeds_of
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
 from selfspec_lab.testing import read_text
@@ -112,42 +112,44 @@ class Reading:
         return Probe(self._context).points([position])
 
 
-def read_own_text(engine: Engine, prompt: str, max_new_tokens: int, seed: int) -> tuple[Reading, range]:
-    """Generates a text and prefills it.
+def read_own_text(
+    engine: Engine, prompt: str, max_new_tokens: int, seeds: Sequence[int]
+) -> Iterator[tuple[Reading, range]]:
+    """Generates texts of a prompt, together, and prefills one after another.
 
     Args:
         engine: engine that generates.
-        prompt: beginning of the text.
+        prompt: beginning of the texts.
         max_new_tokens: number of generated tokens.
-        seed: seed of sampling at ``TEMPERATURE``.
+        seeds: a seed of sampling for each text.
 
-    Returns:
-        The text, and the positions where rounds could start: from the prompt's last token to the second last of all.
+    Yields:
+        A text, and the positions where rounds could start: from the prompt's last token to the second last of all.
     """
-    written = engine.generate(
-        prompt, max_new_tokens=max_new_tokens, temperature=TEMPERATURE, seed=seed, ignore_eos=True
-    )
     prompt_ids = engine.encode(prompt)
-    token_ids = [*prompt_ids, *written.token_ids]
-    return Reading(engine.target, token_ids), range(len(prompt_ids) - 1, len(token_ids) - 1)
+    for written in engine.generate_each([(prompt, sampling(max_new_tokens, seed)) for seed in seeds]):
+        token_ids = [*prompt_ids, *written.token_ids]
+        yield Reading(engine.target, token_ids), range(len(prompt_ids) - 1, len(token_ids) - 1)
 
 
 def read_own_texts(
-    lab: Lab, engine: Engine, count: int, max_new_tokens: int, task: str
+    lab: Lab, engine: Engine, count: int, max_new_tokens: int, task: str, *, seeds: int
 ) -> Iterator[tuple[str, Reading, range]]:
     """Generates and prefills texts of every domain, one after another.
 
     Args:
         lab: the lab, for prompts, seed and progress.
         engine: engine that generates.
-        count: texts per domain.
+        count: prompts per domain.
         max_new_tokens: number of generated tokens per text.
         task: purpose of the texts, for progress messages.
+        seeds: texts per prompt, which come one after another.
 
     Yields:
-        The domain, and the result of ``read_own_text``.
+        The domain, and what ``read_own_text`` yields.
     """
     for domain in PROMPTS:
         for index, prompt in enumerate(lab.prompts(domain, count)):
-            lab.progress(f"{task} on {domain} text {index + 1} of {count}")
-            yield domain, *read_own_text(engine, prompt, max_new_tokens, lab.seed + index)
+            lab.progress(f"{task} on {domain} prompt {index + 1} of {count}")
+            for each in read_own_text(engine, prompt, max_new_tokens, seeds_of(index, lab.seed, seeds)):
+                yield domain, *each

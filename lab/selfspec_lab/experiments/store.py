@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def save_result(experiment: Experiment, result: dict[str, Any], folder: Path) ->
     result_path, picture_path = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(result_path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        replace_file(result_path, _text(result))
         picture = io.BytesIO()
         experiment.draw(result["data"]).savefig(picture, format="png", dpi=_DPI)
         replace_file(picture_path, picture.getvalue())
@@ -117,6 +118,12 @@ def read_folders(folder: Path) -> dict[Path, dict[str, dict[str, Any]]]:
     if not found:
         raise InvalidParameterError(f"there are no results of experiments in '{folder}'; run: selfspec experiments run")
     return found
+
+
+def _text(result: dict[str, Any]) -> str:
+    """A result as JSON, with a list of numbers on one line: rounds are many."""
+    text = json.dumps(result, indent=1, allow_nan=False)
+    return re.sub(r'\[\n[^\[\]{}"]*\]', lambda numbers: re.sub(r"\s+", " ", numbers[0]), text) + "\n"
 
 
 def _read(path: Path, experiment: Experiment) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from selfspec.methods import make_method
 from selfspec.methods.papers import PAPERS
 from selfspec.methods.skipping import starting_set
 from selfspec.methods.swift import Swift
+from selfspec.types import SamplingParams
 from selfspec_lab.checks import Check, compare
 from selfspec_lab.experiments.base import Data, Experiment, register
 from selfspec_lab.experiments.lab import TIMED_WIDENING, Lab
@@ -21,10 +22,10 @@ from selfspec_lab.experiments.trials import (
     CLOCK,
     MACHINE,
     acceptance,
+    count,
     mean_length,
     replayed,
     speed_gains,
-    trial,
 )
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import PROMPTS
@@ -108,14 +109,8 @@ class SwiftAblation(Experiment):
             lab.progress(f"searching a set on {domain}")
             found, steps = _search(writer, vary_prompts(writer, searched, amounts.searched, seed=lab.seed), lab.seed)
             tried = [writer.encode(prompt) for prompt in held_out[: amounts.prompts]]
-            lab.progress(f"counting on {domain}")
-            counted = {
-                name: [
-                    trial(engine.generate(prompt, max_new_tokens=amounts.max_new_tokens, ignore_eos=True))
-                    for prompt in tried
-                ]
-                for name, engine in variant_engines(writer.target, found).items()
-            }
+            params = SamplingParams(max_new_tokens=amounts.max_new_tokens, ignore_eos=True)
+            counted = count(lab, variant_engines(writer.target, found), [(prompt, params) for prompt in tried])
             speeds = lab.measure_speeds(
                 {
                     "plain": Engine(target.model, None, make_method("autoregressive", target)),

@@ -1,4 +1,4 @@
-"""One output as experiments store it: its speed by the clock, and its rounds, to replay them on the paper's machine."""
+"""Outputs as experiments store them: speed by the clock, and rounds, to replay them on the paper's machine."""
 
 import hashlib
 import json
@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfspec import Engine
 from selfspec.methods.papers import PAPERS
-from selfspec.types import Generation
+from selfspec.types import Generation, SamplingParams
 from selfspec_lab.experiments.base import Data
+from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.papers.costs import paper_machine
 from selfspec_lab.replay import Played, play, replayed_speedup
 
@@ -42,6 +44,34 @@ def trial(generation: Generation, *, drops: bool = False) -> Data:
         ],
         "trace": hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
     }
+
+
+def count(
+    lab: Lab, engines: Mapping[str, Engine], requests: Sequence[tuple[str | Sequence[int], SamplingParams]]
+) -> dict[str, list[Data]]:
+    """Outputs whose rounds are compared, but not their times: those of an engine are generated in a batch.
+
+    The rounds of a sequence are those that it has alone. A method that selects needs ``share_kept_set`` off for that.
+
+    Args:
+        lab: the lab, for progress.
+        engines: engines by name, which write the same texts.
+        requests: prompts (text or token ids) with their sampling parameters.
+
+    Returns:
+        By engine what ``trial`` returns for every request, without ``tokens_per_second``.
+    """
+    counted: dict[str, list[Data]] = {}
+    texts: list[tuple[int, ...]] | None = None
+    for name, engine in engines.items():
+        lab.progress(f"counting the rounds of {len(requests)} outputs: {name}")
+        written = engine.generate_each(requests)
+        texts = texts or [each.token_ids for each in written]
+        assert [each.token_ids for each in written] == texts, f"{name} writes another text than {next(iter(engines))}"
+        counted[name] = [trial(each) for each in written]
+        for each in counted[name]:
+            del each["tokens_per_second"]
+    return counted
 
 
 def rounds_of(each: Mapping[str, Any]) -> list[Played]:

@@ -13,13 +13,11 @@ from selfspec_lab.bench.run.options import RunOptions
 from selfspec_lab.bench.run.runner import Observer, Run
 from selfspec_lab.bench.stamp import make_stamp
 from selfspec_lab.bench.suites import Question
+from selfspec_lab.decide import SEEDS
 from selfspec_lab.papers.columns import Column, choose_columns, load_column
 from selfspec_lab.papers.prepare import Tuned, tune_methods
 from selfspec_lab.papers.tables import Table, find_table
 from selfspec_lab.widening import load_model
-
-SEEDS = 3
-"""Repeats of a table that samples, each with a seed of its own; greedy outputs are one."""
 
 FULL = {"limit": 6, "max_new_tokens": 64, "context": 2048, "tuning_prompts": 4, "tuning_sets": 24}
 QUICK = {"limit": 2, "max_new_tokens": 24, "context": 256, "tuning_prompts": 2, "tuning_sets": 3}

@@ -21,7 +21,7 @@ from selfspec.errors import UnsupportedModelError
 from selfspec.methods.api import KeptSet, Needs
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.target import Target
-from selfspec_lab.experiments import reading
+from selfspec_lab.experiments import clasp_interval, reading
 from selfspec_lab.experiments.base import Data, Experiment
 from selfspec_lab.experiments.clasp_interval import Amounts as IntervalAmounts
 from selfspec_lab.experiments.clasp_interval import ClaspInterval
@@ -44,7 +44,8 @@ from selfspec_lab.experiments.cosine_pairs import (
 from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.ranks import rank_correlation
 from selfspec_lab.experiments.reading import Reading, read_own_text, read_own_texts
-from selfspec_lab.experiments.sampled import TEMPERATURE, write_in_turn
+from selfspec_lab.experiments.sampled import TEMPERATURE, by_prompt, prompt_means, sampling, seeds_of, write_in_turn
+from selfspec_lab.experiments.trials import count, trial
 from selfspec_lab.prompts import PROMPTS
 from selfspec_lab.testing import read_text
 
@@ -201,14 +202,31 @@ def test_what_claim_4_comes_to() -> None:
     assert len(drawn(experiment, program_data())) == 2
 
 
+def test_texts_of_a_prompt_are_one_observation_of_claim_4() -> None:
+    """The mean over the seeds is compared: each prompt has a text that is below, and is above on the mean."""
+    data = program_data()
+    data["texts"] = [copy.deepcopy(data["texts"][0]) for _ in range(6)]
+    for text in data["texts"][1::2]:
+        text |= {"beaten": 0.83, "similarity": [0.5, 0.6, 0.7, 0.85]}
+        text["cosine"]["program"] = 0.97
+    apart, together = (ClaspProgram().judge({**data, **seeds}) for seeds in ({}, {"seeds": 2}))
+    assert [check.status for check in apart] == ["undecided", "undecided", "holds", "holds", "undecided"]
+    assert [check.test.pairs for check in together if check.test] == [3] * 5
+    assert [check.status for check in together] == ["holds"] * 5
+    assert together[1].test is not None
+    assert together[1].test.mean == pytest.approx((0.98 + 0.83) / 2)
+    panels = drawn(ClaspProgram(), {**data, "seeds": 2})
+    assert len(panels[1].get_xticklabels()) == 3
+
+
 def sweep(**speedups: list[float]) -> dict[str, Any]:
     return {
         name.removeprefix("at"): {
-            "trials": [{"trace": f"{name} {prompt}"} for prompt in range(len(values))],
+            "trials": [{"trace": f"{name} {text}"} for text in range(len(values))],
             "machine": [2 * value for value in values],
             "speedups": values,
-            "rounds": [20, 30],
-            "mean_generated_lengths": [3.0 - 0.1 * index, 2.5 - 0.1 * index],
+            "rounds": [20, 150],
+            "mean_generated_lengths": [(3.0, 2.5)[text % 2] - 0.1 * index for text in range(len(values))],
             "drafted": 100,
             "acceptance_rate": 0.9,
             "selection_share": 0.4 / (1 + index),
@@ -218,14 +236,7 @@ def sweep(**speedups: list[float]) -> dict[str, Any]:
 
 
 def interval_data(intervals: dict[str, Any], skipped: dict[str, Any]) -> Data:
-    return {
-        "layers": 16,
-        "prompts": 2,
-        "max_new_tokens": 300,
-        "rounds": 150,
-        "intervals": intervals,
-        "skipped": skipped,
-    }
+    return {"layers": 16, "intervals": intervals, "skipped": skipped}
 
 
 def test_what_claim_5_comes_to() -> None:
@@ -256,31 +267,71 @@ def test_intervals_longer_than_the_texts_are_the_same_program() -> None:
 
 def test_short_texts_cannot_show_that_speed_falls_with_the_interval() -> None:
     swept = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at64=[1.1, 1.2])
-    checks = ClaspInterval().judge({**interval_data(swept, swept), "rounds": 128})
+    for figures in swept.values():
+        figures["rounds"] = [20, 128]
+    checks = ClaspInterval().judge(interval_data(swept, swept))
     assert [checks[index].status for index in (1, 3)] == ["not applicable"] * 2
     assert checks[1].figure.startswith("in the paper speed falls past 128 rounds, and these texts have up to 128; best")
     assert checks[6].status != "not applicable", "layers"
 
 
+def test_the_clock_has_texts_of_its_own() -> None:
+    """Short ones, of other prompts, which may run the same rounds where the counted ones do not."""
+    counted = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at128=[1.0, 1.1])
+    timed = sweep(at1=[0.9, 0.8, 0.9], at16=[0.7, 0.6, 0.7], at128=[0.7, 0.6, 0.7])
+    timed["128"]["trials"] = timed["16"]["trials"]
+    for figures in timed.values():
+        figures["rounds"] = [20, 30, 20]
+    data = {**interval_data(counted, counted), "clock": interval_data(timed, timed)}
+    statuses = [check.status for check in ClaspInterval().judge(data)]
+    assert statuses[:4] == ["holds", "holds", "refuted", "not applicable"]
+    assert statuses[5:] == ["holds", "holds", "refuted", "not applicable"]
+    assert len(drawn(ClaspInterval(), data)) == 4
+
+
+def test_texts_of_a_prompt_are_one_observation_of_claim_5() -> None:
+    """Two prompts with two seeds each: a prompt's speed is the geometric mean, its length the mean."""
+    swept = sweep(at1=[0.5, 0.5, 0.5, 0.5], at16=[2.0, 0.9, 0.9, 2.0], at128=[1.0, 1.0, 1.0, 1.0])
+    swept["128"]["mean_generated_lengths"] = [2.0, 2.6, 2.0, 2.6]
+    swept["1"]["trials"][0] = swept["128"]["trials"][0]  # a prompt is left out only if all its texts ran the same
+    apart, together = (
+        ClaspInterval().judge({**interval_data(swept, swept), **seeds, "clock": interval_data(swept, swept)})
+        for seeds in ({}, {"seeds": 2})
+    )
+    assert [apart[index].status for index in (1, 4)] == ["undecided"] * 2, "seeds as prompts: two of four are slower"
+    assert [together[index].status for index in (1, 4)] == ["holds"] * 2
+    for index, mean in ((1, math.log(4 * 0.45) / 2), (4, (3.0 + 2.5 - 2.0 - 2.6) / 2)):
+        test = together[index].test
+        assert test is not None
+        assert (test.pairs, test.mean) == (2, pytest.approx(mean))
+    assert [check.test.pairs for check in together if check.test] == [2, 2, 4, 4, 2, 2, 2, 4, 4], (
+        "the clock has no seeds"
+    )
+    same = copy.deepcopy(swept)
+    same["16"]["trials"][:2] = same["128"]["trials"][:2]
+    left = ClaspInterval().judge({**interval_data(same, same), "seeds": 2})[1]
+    assert "1 prompts left out" in left.figure
+
+
 def test_the_peak_of_a_sweep() -> None:
     values = sweep(at128=[1.0, 1.0], at1=[0.5, 0.5], at16=[2.0, 2.5])
-    peak = find_peak(values, "speedups")
+    peak = find_peak({value: figures["speedups"] for value, figures in values.items()})
     assert (peak.best, peak.picks, peak.ends) == ("16", ("16", "16"), ("1", "128"))
 
 
 def test_a_peak_is_tested_on_prompts_that_did_not_choose_it() -> None:
     at1, at16, at64, at128 = [0.5] * 4, [1.6, 1.1, 1.6, 1.1], [1.1, 1.5, 1.1, 1.5], [1.2] * 4
     values = sweep(at1=at1, at16=at16, at64=at64, at128=at128)
-    peak = find_peak(values, "speedups")
+    peak = find_peak({value: figures["speedups"] for value, figures in values.items()})
     assert peak.picks == ("64", "16", "64", "16")  # each half of the prompts is best at the other interval
-    largest = lies_inside(values, "interval", "rounds")[3]
+    largest = lies_inside(interval_data(values, values), "intervals", "interval", "rounds")[3]
     assert largest.status == "refuted", "on the prompts that chose it, each would be ahead"
 
 
 def test_selections_cost_steps_of_the_papers_machine() -> None:
     engine = Engine(build("llama"), method="clasp", settings={"skipped_layers": 2})
     written = engine.generate(prompt(17), max_new_tokens=40)
-    speeds = [replay_with_selections(written, interval) for interval in (1, 4, 1000)]
+    speeds = [replay_with_selections(trial(written), interval) for interval in (1, 4, 1000)]
     assert speeds[0] < speeds[1] < speeds[2]
 
 
@@ -328,6 +379,14 @@ def test_what_claim_8_comes_to() -> None:
     assert len(drawn(experiment, bound_data())) == 2
 
 
+def test_texts_of_a_prompt_are_one_observation_of_claim_8() -> None:
+    data = {**bound_data(), "nearness": [0.4, 0.9, 0.9, 0.4]}
+    apart, together = (CosineBound().judge({**data, **seeds})[1] for seeds in ({}, {"seeds": 2}))
+    assert (apart.status, together.status) == ("undecided", "holds")
+    assert together.test is not None
+    assert (together.test.pairs, together.test.mean) == (2, pytest.approx(0.65))
+
+
 @pytest.fixture(scope="module")
 def lab() -> Lab:
     return Lab(quick=True)
@@ -343,10 +402,12 @@ def measured(experiment: Experiment, lab: Lab) -> Data:
 
 @pytest.mark.trained
 def test_a_small_run_of_claim_4(lab: Lab) -> None:
-    amounts = ProgramAmounts(texts=1, written_tokens=8, searched_tokens=2, free_layers=6, longest_distance=4)
+    amounts = ProgramAmounts(prompts=1, seeds=2, written_tokens=8, searched_tokens=2, free_layers=6, longest_distance=4)
     data = measured(ClaspProgram(amounts), lab)
-    assert [text["domain"] for text in data["texts"]] == ["code", "math", "prose"]
-    assert (data["sets"], data["tokens"], data["distances"]) == (math.comb(6, 3), 6, [1, 2, 4])
+    assert [text["domain"] for text in data["texts"]] == ["code", "code", "math", "math", "prose", "prose"]
+    assert (data["sets"], data["tokens"], data["distances"]) == (math.comb(6, 3), 12, [1, 2, 4])
+    assert data["texts"][0]["cosine"] != data["texts"][1]["cosine"], "each seed writes its own text"
+    assert all(check.test is None or check.test.pairs == 3 for check in ClaspProgram().judge(data))
     for text in data["texts"]:
         cosine = text["cosine"]
         assert text["band"][0] <= cosine["random"] < cosine["best"] < 1
@@ -358,7 +419,7 @@ def test_a_small_run_of_claim_4(lab: Lab) -> None:
 
 @pytest.mark.trained
 def test_a_small_run_of_claim_8(lab: Lab) -> None:
-    data = measured(CosineBound(BoundAmounts(1, 12, uniform=(0.05, 0.5), exits=(0.5,), clasp=(0.0625, 0.5))), lab)
+    data = measured(CosineBound(BoundAmounts(1, 2, 6, uniform=(0.05, 0.5), exits=(0.5,), clasp=(0.0625, 0.5))), lab)
     assert len(data["sets"]) == 5
     assert data["tokens"] == sum(data["bounds"]) == 36
     for figures in data["sets"].values():
@@ -375,7 +436,7 @@ def test_a_small_run_of_claim_8(lab: Lab) -> None:
 def test_a_quantised_file_is_measured_in_its_own_numbers() -> None:
     lab = Lab(str(FIXTURES / "Q8_0.gguf"), device="cpu")
     assert isinstance(lab.load("tiny")[0].get_output_embeddings(), LowBitLinear)
-    data = measured(CosineBound(BoundAmounts(1, 8, uniform=(), exits=(0.5,), clasp=(0.5,))), lab)
+    data = measured(CosineBound(BoundAmounts(1, 1, 8, uniform=(), exits=(0.5,), clasp=(0.5,))), lab)
     assert data["tokens"] == 3 * 8
     for figures in data["sets"].values():
         assert figures["counterexamples"] == 0
@@ -385,17 +446,55 @@ def test_a_quantised_file_is_measured_in_its_own_numbers() -> None:
 
 def test_a_small_run_of_claim_5(tmp_path: Path) -> None:
     lab = Lab(str(save_checkpoint(tmp_path)), quick=True)
-    amounts = IntervalAmounts(1, 24, intervals=(1, 3, 9), skipped=(0.2, 0.5, 0.8), widening=1)
+    amounts = IntervalAmounts(1, 2, 24, 16, 1, 12, intervals=(1, 3, 9), skipped=(0.2, 0.5, 0.8), widening=1)
     data = measured(ClaspInterval(amounts), lab)
-    assert data["layers"] == LAYERS
-    assert list(data["intervals"]) == ["1", "3", "9"]
-    assert list(data["skipped"]) == ["1", "3", "5"]
-    for figures in (*data["intervals"].values(), *data["skipped"].values()):
-        assert figures["drafted"] > 0
-        assert len(figures["speedups"]) == data["prompts"] == 3
-        assert all(speedup > 0 for speedup in figures["speedups"])
-        assert 0 < figures["selection_share"] < 1
-    assert any(figures["acceptance_rate"] > 0 for figures in data["skipped"].values())
+    assert (data["layers"], data["prompts"], data["seeds"]) == (LAYERS, 3, 2)
+    for sweep, values, length in (("intervals", ["1", "3", "9"], 24), ("skipped", ["1", "3", "5"], 16)):
+        assert list(data[sweep]) == list(data["clock"][sweep]) == values
+        for figures in data[sweep].values():
+            assert figures["drafted"] > 0
+            assert len(figures["machine"]) == len(figures["trials"]) == 6
+            for each in figures["trials"]:
+                assert sum(row[-1] for row in each["rounds"]) == length - 1
+                assert "tokens_per_second" not in each, "it would be that of a batch"
+        assert any(figures["acceptance_rate"] > 0 for figures in data[sweep].values())
+        for figures in data["clock"][sweep].values():
+            assert len(figures["speedups"]) == len(figures["trials"]) == 3
+            assert all(speedup > 0 for speedup in figures["speedups"])
+            assert 0 < figures["selection_share"] < 1
+    assert [check.test.pairs for check in ClaspInterval().judge(data) if check.test and check.counts] == [3] * 4
+
+
+@pytest.mark.parametrize("settings", [{"update_interval": 1}, {"update_interval": 4}, {"update_interval": 1000}])
+def test_rounds_of_a_batch_are_those_alone(settings: dict[str, int]) -> None:
+    """CLaSp as claim 5 counts it, more texts than fit into a batch."""
+    model = build("llama")
+    engine = Engine(model, method="clasp", settings={**clasp_interval._settings(1, 3), **settings}, max_batch=4)
+    requests = [(prompt(5 + 3 * (index // 3)), sampling(30, seed=index)) for index in range(9)]
+    counted = count(Lab(), {"clasp": engine}, requests)["clasp"]
+    alone = [trial(engine.generate(*request)) for request in requests]
+    assert [each["trace"] for each in counted] == [each["trace"] for each in alone]
+    assert [each["rounds"] for each in counted] == [each["rounds"] for each in alone]
+    assert len({each["trace"] for each in counted}) == 9
+    assert sum(each["drafted"] for each in counted) > sum(each["accepted"] for each in counted) > 0
+
+
+def test_what_is_counted_writes_the_same_texts() -> None:
+    engines = {
+        name: Engine(build(name), method="clasp", settings=clasp_interval._settings(4, 3))
+        for name in ("llama", "qwen2")
+    }
+    with pytest.raises(AssertionError, match="qwen2 writes another text than llama"):
+        count(Lab(), engines, [(prompt(5), sampling(12, seed=0))])
+
+
+def test_seeds_of_a_prompt_are_its_own() -> None:
+    assert [list(seeds_of(index, 5, 3)) for index in range(2)] == [[5, 6, 7], [8, 9, 10]]
+    assert by_prompt("abcdef", 3) == ["abc", "def"]
+    assert prompt_means([1.0, 2.0, 6.0, 0.0, 0.0, 3.0], 3) == [3.0, 1.0]
+    assert prompt_means([1.0, 2.0], 1) == [1.0, 2.0]
+    with pytest.raises(AssertionError):
+        prompt_means([1.0, 2.0, 3.0], 2)
 
 
 def test_candidates_write_the_same_texts(tmp_path: Path) -> None:
@@ -414,12 +513,13 @@ def test_candidates_write_the_same_texts(tmp_path: Path) -> None:
 def test_the_model_reads_what_it_wrote(tmp_path: Path) -> None:
     engine = Lab(str(save_checkpoint(tmp_path))).engine("tiny")
     with torch.inference_mode():
-        text, positions = read_own_text(engine, "Once", 10, seed=3)
+        (text, positions), (other, _) = read_own_text(engine, "Once", 10, seeds=[3, 4])
     assert positions == range(len(engine.encode("Once")) - 1, text.states.shape[1] - 1)
     assert len(positions) == 10
     written = engine.generate("Once", max_new_tokens=10, temperature=TEMPERATURE, seed=3, ignore_eos=True)
     embedded = engine.target.embed(torch.tensor(written.token_ids))
     assert torch.equal(text.states[0, -10:], embedded)
+    assert not torch.equal(other.states[0, -10:], embedded)
 
 
 def test_the_model_reads_texts_of_every_domain(tmp_path: Path) -> None:
@@ -428,9 +528,10 @@ def test_the_model_reads_texts_of_every_domain(tmp_path: Path) -> None:
     engine = lab.engine("tiny")
     told.clear()
     with torch.inference_mode():
-        read = list(read_own_texts(lab, engine, 2, 6, "a look"))
-        second, positions = read_own_text(engine, lab.prompts("code")[1], 6, seed=4)
-    assert [domain for domain, *_ in read] == [domain for domain in PROMPTS for _ in range(2)]
-    assert told[1] == "a look on code text 2 of 2"
-    assert torch.equal(read[1][1].states, second.states)
-    assert read[1][2] == positions
+        read = list(read_own_texts(lab, engine, 2, 6, "a look", seeds=2))
+        second, last = read_own_text(engine, lab.prompts("code")[1], 6, seeds=[5, 6])
+    assert [domain for domain, *_ in read] == [domain for domain in PROMPTS for _ in range(2 * 2)]
+    assert told == [f"a look on {domain} prompt {index} of 2" for domain in PROMPTS for index in (1, 2)]
+    for found, expected in ((read[2], second), (read[3], last)):
+        assert torch.equal(found[1].states, expected[0].states)
+        assert found[2] == expected[1]

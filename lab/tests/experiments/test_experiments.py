@@ -97,6 +97,15 @@ def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     assert "it counts backwards" in render_document(unfit, tmp_path / "docs" / "page.md")
 
 
+def test_rounds_are_a_line_each_in_a_result(tmp_path: Path) -> None:
+    """A result has ten thousands of them; what is in a text stays as it is."""
+    data = {"numbers": [1, 2, 3], "rounds": [[0.5, None, 2], [0.25, 1, 3], []], "texts": ["[\n 1,\n 2 ]", "[ a,  b ]"]}
+    path, _ = save_result(Growth(), {"data": data}, tmp_path)
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == {"data": data}
+    assert "   [ 0.5, null, 2 ],\n   [ 0.25, 1, 3 ],\n" in text
+
+
 @pytest.mark.usefixtures("only_ours")
 def test_a_page_has_a_column_for_each_folder_of_results(tmp_path: Path) -> None:
     growth = Growth()

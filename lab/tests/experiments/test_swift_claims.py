@@ -16,6 +16,7 @@ from selfspec.methods.skipping import evenly_skipped
 from selfspec.methods.swift import Swift
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
+from selfspec.types import SamplingParams
 from selfspec_lab.checks import conclude
 from selfspec_lab.experiments import adaptation, sets, swift_ablation, swift_matchness
 from selfspec_lab.experiments.adaptation import Adaptation
@@ -24,6 +25,7 @@ from selfspec_lab.experiments.lab import Lab
 from selfspec_lab.experiments.sets import Text, Windows, hold_to, vary_prompts, write_texts
 from selfspec_lab.experiments.swift_ablation import VARIANTS, SwiftAblation
 from selfspec_lab.experiments.swift_matchness import END, SwiftMatchness
+from selfspec_lab.experiments.trials import count, trial
 from selfspec_lab.prompts import PROMPTS
 
 DOMAINS = list(PROMPTS)
@@ -362,6 +364,17 @@ def test_parts_are_left_out_and_timed(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     assert drafts["no early stop"] > 2 * drafts["swift"]
     assert len(experiment.judge(data)) == 9
     drawn(experiment, data)
+
+
+def test_rounds_of_variants_in_a_batch_are_those_alone() -> None:
+    engines = swift_ablation.variant_engines(Target(build("llama")), (2, 6, 7))
+    requests = [(prompt(5 + 4 * index), SamplingParams(max_new_tokens=30, ignore_eos=True)) for index in range(4)]
+    counted = count(Lab(), engines, requests)
+    for name, engine in engines.items():
+        alone = [trial(engine.generate(*request)) for request in requests]
+        assert [each["trace"] for each in counted[name]] == [each["trace"] for each in alone]
+        assert sum(each["accepted"] for each in counted[name]) > 0
+    assert len({each["trace"] for outputs in counted.values() for each in outputs}) > len(requests)
 
 
 def test_variants_differ_by_one_part_only() -> None:
