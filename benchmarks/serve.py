@@ -1,7 +1,7 @@
 """Measures ``selfspec serve`` beside other servers, under load, for long, and with faults.
 
 ``python benchmarks/serve.py load --out FILE`` starts servers in turns and measures each with 1, 2, 4 … clients;
-``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown, ``page FILE`` writes them into
+``--append`` adds repeats to a file. ``table FILE`` prints its medians in Markdown, ``page FILE...`` writes them into
 ``docs/serving.md``. ``soak`` lets many clients of all interfaces, good and bad ones, use a server of SmolLM2 (with a
 template that knows tools) for minutes, and says at the end what was wrong. ``attacks`` sends what should not be sent,
 and measures how long ``/health`` and another client's stream take meanwhile. ``conversation`` asks about a long text,
@@ -191,8 +191,9 @@ def show(options: argparse.Namespace) -> None:
 
 
 def write_page(options: argparse.Namespace) -> None:
-    """Writes the tables of a file of ``load`` into the page about serving."""
-    write_section(PAGE, load_section(json.loads(options.file.read_text(encoding="utf-8"))))
+    """Writes the tables of files of ``load`` into the page about serving."""
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in options.files]
+    write_section(PAGE, "\n\n".join(map(load_section, results)))
 
 
 def print_tables(result: Mapping[str, Any]) -> None:
@@ -276,9 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for each in (loading, pairing, soaking):
         each.add_argument("--prompts", type=Path, help="JSON lines; default: built-in messages")
     showing = commands.add_parser("table", help="print a file of load as tables")
-    writing = commands.add_parser("page", help="write a file of load into docs/serving.md")
-    for each in (showing, writing):
-        each.add_argument("file", type=Path)
+    showing.add_argument("file", type=Path)
+    writing = commands.add_parser("page", help="write files of load into docs/serving.md")
+    writing.add_argument("files", type=Path, nargs="+", metavar="FILE")
     options = parse_and_check(parser, arguments, lambda given: given.command not in ("alone", "table", "page"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers are ended
     commands_by_name = {
