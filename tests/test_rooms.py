@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors",),
-    ("limits", "files", "timing", "memory", "constraint", "choices"),
+    ("limits", "files", "timing", "memory", "constraint", "choices", "ranges"),
     ("model",),
     ("runtimes", "gpu"),
     ("params",),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from selfspec.errors import InvalidParameterError
+from selfspec.ranges import check_number
 
 
 def option(default: Any, help: str, *names: str, **others: Any) -> Any:
@@ -26,5 +26,5 @@ class Choice:
     def __post_init__(self) -> None:
         for each in fields(self):
             least, value = each.metadata.get("others", {}).get("min"), getattr(self, each.name)
-            if least is not None and value is not None and value < least:
-                raise InvalidParameterError(f"{each.name} must be at least {least:g}, not {value}")
+            if least is not None and value is not None:
+                check_number(each.name, value, least)

@@ -16,6 +16,7 @@ from selfspec.methods.base import Method
 from selfspec.methods.papers import paper_method
 from selfspec.methods.registry import DEFAULT_METHOD
 from selfspec.methods.settings import suggest
+from selfspec.ranges import check_number
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.rules import Rule, rule_of
@@ -115,11 +116,10 @@ class EngineOptions:
         if self.cache_bits not in (None, 8):
             raise InvalidParameterError(f"cache_bits must be 8, or not given, not {self.cache_bits}")
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if isinstance(value, int) and value < least:
-                raise InvalidParameterError(f"{name} must be at least {least}, not {value}")
-        if self.max_read_seconds is not None and not self.max_read_seconds > 0:
-            raise InvalidParameterError(f"max_read_seconds must be above 0, not {self.max_read_seconds}")
+            if isinstance(getattr(self, name), int):
+                check_number(name, getattr(self, name), least, whole=True)
+        if self.max_read_seconds is not None:
+            check_number("max_read_seconds", self.max_read_seconds, 0, above=True)
 
     def check_loaded(self) -> None:
         """Raises ``InvalidParameterError`` for options that only a model loaded by name can have."""

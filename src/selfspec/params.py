@@ -1,7 +1,6 @@
 """Parameters of a request: how tokens are chosen, what is reported of them, and when the output ends."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from selfspec.constraint import Constraint
 from selfspec.errors import InvalidParameterError
+from selfspec.ranges import check_number
 
 SamplingMode = Literal["auto", "coupled", "speculative"]
 
@@ -92,18 +92,18 @@ class SamplingParams:
             if not isinstance(value, Iterable):
                 raise InvalidParameterError(f"{name} must be a list, not {value!r}")
             object.__setattr__(self, name, tuple(value))
-        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1 if self.prompt_logprobs is None else 0)
-        _check_integer("top_k", self.top_k, minimum=0)
-        _check_number("temperature", self.temperature, minimum=0.0)
+        check_number("max_new_tokens", self.max_new_tokens, 1 if self.prompt_logprobs is None else 0, whole=True)
+        check_number("top_k", self.top_k, 0, whole=True)
+        check_number("temperature", self.temperature, 0)
         if self.temperature < LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
-        _check_number("top_p", self.top_p, minimum=0.0, maximum=1.0, exclusive_minimum=True)
-        _check_number("min_p", self.min_p, minimum=0.0, maximum=1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, minimum=0.0, exclusive_minimum=True)
-        _check_number("presence_penalty", self.presence_penalty, minimum=-2.0, maximum=2.0)
-        _check_number("frequency_penalty", self.frequency_penalty, minimum=-2.0, maximum=2.0)
+        check_number("top_p", self.top_p, 0, 1, above=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0, above=True)
+        check_number("presence_penalty", self.presence_penalty, -2, 2)
+        check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
-        _check_integer("min_tokens", self.min_tokens, minimum=0)
+        check_number("min_tokens", self.min_tokens, 0, whole=True)
         if self.min_tokens > self.max_new_tokens:
             raise InvalidParameterError(
                 f"min_tokens is {self.min_tokens}, more than max_new_tokens, which is {self.max_new_tokens}"
@@ -114,11 +114,11 @@ class SamplingParams:
             raise InvalidParameterError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), minimum=0, maximum=MOST_LOGPROBS)
+                check_number(name, getattr(self, name), 0, MOST_LOGPROBS, whole=True)
         if self.adapter is not None and (not isinstance(self.adapter, str) or not self.adapter):
             raise InvalidParameterError(f"adapter must be the name of an adapter, not {self.adapter!r}")
         if self.seed is not None:
-            _check_integer("seed", self.seed)
+            check_number("seed", self.seed, whole=True)
         if self.acceptance not in ("auto", "coupled", "speculative"):
             raise InvalidParameterError(f"acceptance is 'auto', 'coupled' or 'speculative', not {self.acceptance!r}")
         if self.acceptance == "coupled" and self.seed is None and self.temperature > 0:
@@ -126,7 +126,7 @@ class SamplingParams:
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise InvalidParameterError("stop strings must be non-empty strings")
         for token_id in self.stop_token_ids:
-            _check_integer("stop_token_ids", token_id, minimum=0)
+            check_number("stop_token_ids", token_id, 0, whole=True)
 
     @property
     def constraint(self) -> Constraint | None:
@@ -160,8 +160,8 @@ def _checked_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise InvalidParameterError(f"logit_bias must map token ids to numbers, not {bias!r}")
     for token_id, value in bias.items():
-        _check_integer("a token id of logit_bias", token_id, minimum=0)
-        _check_number(f"logit_bias of token {token_id}", value, minimum=-100.0, maximum=100.0)
+        check_number("a token id of logit_bias", token_id, 0, whole=True)
+        check_number(f"logit_bias of token {token_id}", value, -100, 100)
     return {token_id: float(value) for token_id, value in bias.items()}
 
 
@@ -179,30 +179,3 @@ def _checked_schema(schema: object) -> str | None:
     if not isinstance(parsed, dict):
         raise InvalidParameterError(f"json_schema must be a JSON object, not {text}")
     return text
-
-
-def _check_integer(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParameterError(f"{name} must be a whole number, not {value!r}")
-    if minimum is not None and value < minimum:
-        raise InvalidParameterError(f"{name} must be at least {minimum}, not {value}")
-    if maximum is not None and value > maximum:
-        raise InvalidParameterError(f"{name} must be at most {maximum}, not {value}")
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
-
-
-def _check_number(
-    name: str, value: object, *, minimum: float, maximum: float = math.inf, exclusive_minimum: bool = False
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise InvalidParameterError(f"{name} must be a finite number, not {value!r}")
-    if value < minimum or value > maximum or (exclusive_minimum and value == minimum):
-        above = "above" if exclusive_minimum else "at least"
-        below = "" if math.isinf(maximum) else f" and at most {maximum:g}"
-        raise InvalidParameterError(f"{name} must be {above} {minimum:g}{below}, not {value}")

@@ -142,20 +142,20 @@ def test_a_model_that_cannot_be_measured_is_refused(llama: FakeLlama, message: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_pred_tokens": 0}, "max_draft_tokens must be 1 to 32, not 0"),
-        ({"num_pred_tokens": 33}, "1 to 32, not 33"),
-        ({"memory_tokens": -1}, "memory_tokens must be 0 or more"),
-        ({"delta": 2.0}, "delta must be 0 to 1"),
-        ({"credit": -1.0}, "credit must be 0 to 1000 steps"),
+        ({"num_pred_tokens": 0}, "max_draft_tokens must be at least 1 and at most 32, not 0"),
+        ({"num_pred_tokens": 33}, "at most 32, not 33"),
+        ({"memory_tokens": -1}, "memory_tokens must be at least 0"),
+        ({"delta": 2.0}, "delta must be at least 0 and at most 1"),
+        ({"credit": -1.0}, "credit must be at least 0 and at most 1000"),
         ({"length": 3}, "no option length"),
         ({"row_costs": {2: 1.0}}, "1 among them"),
         ({"row_costs": {1: 0.0}}, "costs above 0"),
         ({"row_costs": {1: 1.0, "2": 2.0}}, "must map numbers of rows"),
-        ({"row_costs": [1.0]}, "row_costs must be a mapping"),
+        ({"row_costs": [1.0]}, "row_costs must map numbers of rows"),
         ({"num_pred_tokens": 4.0}, r"max_draft_tokens must be a whole number, not 4\.0"),
         ({"memory_tokens": 2e4}, r"memory_tokens must be a whole number, not 20000\.0"),
-        ({"credit": "4"}, "credit must be a number, not '4'"),
-        ({"delta": True}, "delta must be a number, not True"),
+        ({"credit": "4"}, "credit must be a finite number, not '4'"),
+        ({"delta": True}, "delta must be a finite number, not True"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

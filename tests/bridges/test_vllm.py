@@ -107,7 +107,7 @@ def test_no_more_is_drafted_than_the_configuration_allows() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(InvalidSettingError, match="has no option length; choose from credit, delta, memory_tokens"):
         SuffixProposer(config(length=3))
-    with pytest.raises(InvalidSettingError, match="delta must be 0 to 1"):
+    with pytest.raises(InvalidSettingError, match="delta must be at least 0 and at most 1"):
         SuffixProposer(config(delta=3))
     with pytest.raises(InvalidSettingError, match="row_costs"):
         SuffixProposer(config(row_costs={"one": 1}))

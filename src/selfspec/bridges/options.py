@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from selfspec.errors import InvalidSettingError
 from selfspec.planning.allowance import CREDIT
 from selfspec.planning.plans import MOST_DRAFTED
+from selfspec.ranges import check_number
 from selfspec.runtimes.costs.rows import RowCosts
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -17,15 +19,6 @@ _MOST_CREDIT = 1000
 
 _MEASURED, _ASSUMED = 0.08, 0.25
 """Doubt in the shape of the costs, as the standard deviation of the logarithm of twice the rows."""
-
-_KINDS: dict[str, tuple[Any, str]] = {
-    "max_draft_tokens": (int, "a whole number"),
-    "row_costs": (Mapping, "a mapping"),
-    "memory_tokens": (int, "a whole number"),
-    "credit": ((int, float), "a number"),
-    "delta": ((int, float), "a number"),
-}
-"""The types of the options, and what they are called."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +46,11 @@ class BridgeOptions:
     delta: float = 0.02
 
     def __post_init__(self) -> None:
-        for name, (kind, words) in _KINDS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise InvalidSettingError(f"{name} must be {words}, not {repr(value)[:40]}")
-        if not 1 <= self.max_draft_tokens <= MOST_DRAFTED:
-            raise InvalidSettingError(f"max_draft_tokens must be 1 to {MOST_DRAFTED}, not {self.max_draft_tokens}")
-        if self.memory_tokens < 0:
-            raise InvalidSettingError(f"memory_tokens must be 0 or more, not {self.memory_tokens}")
-        if not 0 <= self.credit <= _MOST_CREDIT:
-            raise InvalidSettingError(f"credit must be 0 to {_MOST_CREDIT} steps, not {self.credit}")
-        if not 0 <= self.delta <= 1:
-            raise InvalidSettingError(f"delta must be 0 to 1, not {self.delta}")
+        check = partial(check_number, error=InvalidSettingError)
+        check("max_draft_tokens", self.max_draft_tokens, 1, MOST_DRAFTED, whole=True)
+        check("memory_tokens", self.memory_tokens, 0, whole=True)
+        check("credit", self.credit, 0, _MOST_CREDIT)
+        check("delta", self.delta, 0, 1)
         _ = self.costs
 
     @classmethod
@@ -82,14 +68,14 @@ class BridgeOptions:
     @property
     def costs(self) -> RowCosts:
         """The costs to start from; only their shape counts."""
-        if not self.row_costs:
+        if self.row_costs == {}:
             return RowCosts(_ROWS, tuple(1 + _ROW * (rows - 1) for rows in _ROWS))
         try:
             rows = tuple(sorted(self.row_costs))
             return RowCosts(rows, tuple(self.row_costs[each] for each in rows))
         except (ValueError, TypeError):
             raise InvalidSettingError(
-                f"row_costs must map numbers of rows, 1 among them, to costs above 0, not {dict(self.row_costs)}"
+                f"row_costs must map numbers of rows, 1 among them, to costs above 0, not {self.row_costs!r}"
             ) from None
 
     @property
