@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from logging import WARNING
 from pathlib import Path
@@ -23,6 +22,7 @@ from selfspec.serve.waits import brief_waits
 if TYPE_CHECKING:
     from selfspec.engine import Engine
     from selfspec.serve.address import Address
+    from selfspec.serve.settings import ServeOptions
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 _FAILED = 1
@@ -114,38 +114,24 @@ def serve(
         "name": name,
         "methods": methods,
     }
-    model = (name or [Path(engine.model).name or engine.model])[0]
-    needs_key = bool(api_keys(network.api_key))
-
-    def greet(url: str) -> None:
-        typer.echo(greeting(url, model, needs_key=needs_key))
-
     try:
         if cluster.ray:
             _check_for_ray(state, network)
-            _serve_with_ray(served, address, cluster, greet)
+            _serve_with_ray(served, address, cluster)
         else:
             _check_without_ray(cluster)
-            _serve_here(served, address, network.max_connections, (state, state_seconds), greet)
+            _serve_here(served, address, network.max_connections, (state, state_seconds))
     except EngineFailedError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(_FAILED) from error
 
 
-def _serve_here(
-    served: dict[str, Any],
-    address: "Address",
-    connections: int,
-    state: tuple[Path | None, float],
-    greet: Callable[[str], None],
-) -> None:
+def _serve_here(served: dict[str, Any], address: "Address", connections: int, state: tuple[Path | None, float]) -> None:
     """Serves in this process; ``state`` is the file of the state, and the seconds between two savings."""
     listening = address.listen()  # a port that is in use is said before a model is loaded
     os.environ.update(brief_waits())
 
-    from selfspec.serve.app import create_app
     from selfspec.serve.connection import ConnectionLimits
-    from selfspec.serve.logs import set_up_logs
     from selfspec.serve.server import run_server
     from selfspec.serve.settings import ServeOptions, check_options
 
@@ -158,50 +144,45 @@ def _serve_here(
         finally:
             collection.resume()
 
-    keys = api_keys(given.api_key)
+    keys = _prepare(given, address)
     service = given.service(load, state=state[0], state_seconds=state[1])
-    silence_libraries()
-    set_up_logs()
-    _warn_of_reach(address, keys)
     run_server(
-        create_app(
-            service,
-            api_keys=keys,
-            cors_origins=given.cors_origin or [],
-            hosts=address.allowed_hosts(given.allowed_host, needs_key=bool(keys)),
-        ),
+        given.app(service, keys, address),
         service,
         address,
         listening,
         drain_seconds=given.drain_seconds,
         connections=ConnectionLimits(connections, seconds=given.idle_seconds),
-        started=lambda: greet(address.url(listening)),
+        started=lambda: _greet(address.url(listening), given),
     )
 
 
-def _serve_with_ray(
-    served: dict[str, Any], address: "Address", cluster: RayChoice, greet: Callable[[str], None]
-) -> None:
+def _serve_with_ray(served: dict[str, Any], address: "Address", cluster: RayChoice) -> None:
     """Serves with replicas of Ray Serve."""
-    from selfspec.serve.logs import set_up_logs
     from selfspec.serve.ray import check_ray_options
     from selfspec.serve.ray_server import run_with_ray
 
     given = check_ray_options({**served, "replicas": cluster.replicas or 1})
+    _prepare(given, address)
+    collection.resume()
+    run_with_ray(given, address, ray_address=cluster.ray_address, started=lambda url: _greet(url, given))
+
+
+def _prepare(given: "ServeOptions", address: "Address") -> list[str]:
+    """Sets up the log, in which it says so where everybody may use the model who reaches the port; the keys."""
+    from selfspec.serve.logs import log, set_up_logs
+
+    keys = api_keys(given.api_key)
     silence_libraries()
     set_up_logs()
-    _warn_of_reach(address, api_keys(given.api_key))
-    collection.resume()
-    run_with_ray(given, address, ray_address=cluster.ray_address, started=greet)
-
-
-def _warn_of_reach(address: "Address", keys: Sequence[str]) -> None:
-    """Says so where everybody may use the model who reaches the port."""
-    from selfspec.serve.logs import log
-
     if not address.is_local and not keys:
         reachable = f"{address.host} can be reached from other machines, and no key is needed"
         log(f"{reachable}: set {API_KEY}, or listen on 127.0.0.1", WARNING)
+    return keys
+
+
+def _greet(url: str, given: "ServeOptions") -> None:
+    typer.echo(greeting(url, given.names[0], needs_key=bool(api_keys(given.api_key))))
 
 
 def _check_for_ray(state: Path | None, network: NetworkChoice) -> None:

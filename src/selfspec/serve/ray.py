@@ -15,7 +15,6 @@ from pydantic import Field
 from selfspec.errors import InvalidParameterError, MissingPackageError
 from selfspec.memory import available_bytes
 from selfspec.serve.address import Address
-from selfspec.serve.app import create_app
 from selfspec.serve.keys import api_keys
 from selfspec.serve.logs import set_up_logs
 from selfspec.serve.server import settle_process
@@ -128,13 +127,7 @@ class Replica:
             raise self._service.failure
         settle_process()
         self._mirror = asyncio.create_task(_show_metrics(self._service.metrics.registry))
-        options = self._options
-        return create_app(
-            self._service,
-            api_keys=self._keys,
-            cors_origins=options.cors_origin or [],
-            hosts=Address().allowed_hosts(options.allowed_host, needs_key=bool(self._keys)),
-        )
+        return self._options.app(self._service, self._keys, Address())
 
     async def check_health(self) -> None:
         """Raises an error if the engine failed, for which Ray replaces this replica."""

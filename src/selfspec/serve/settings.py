@@ -1,16 +1,20 @@
 """What is served, and within which limits: the options of ``selfspec serve`` without those of its sockets."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from fastapi import FastAPI
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.loading.adapters import name_adapters
+from selfspec.options import EngineOptions
+from selfspec.serve.address import Address
+from selfspec.serve.app import create_app
 from selfspec.serve.limits import Limits
 from selfspec.serve.pool import ReaderPool
 from selfspec.serve.served_engine import ServedEngine
@@ -29,10 +33,8 @@ def split_methods(text: str) -> list[str]:
 
 Texts = Annotated[list[str], BeforeValidator(_listed)]
 
-_ENGINE = (
-    *("paper", "authors", "dtype", "weights", "unpack", "activations", "device"),
-    *("runtime", "cache_bits", "cache_dir"),
-)
+_SIZES = ("memory_limit", "prefix_cache", "cache_dir_limit")
+"""Options of the engine that are in GiB here."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +92,10 @@ class ServeOptions(Limits):
 
     def load(self) -> Engine:
         """Loads the model, and makes its engine."""
-        return Engine.from_pretrained(
-            self.model,
-            self.method,
-            settings=self.settings,
-            adapters=self.adapters,
-            max_batch=self.max_batch,
-            max_waiting=self.max_waiting,
-            memory_limit=_bytes(self.memory_limit),
-            prefix_cache=_bytes(self.prefix_cache),
-            cache_dir_limit=int(self.cache_dir_limit * 2**30),
-            **{name: getattr(self, name) for name in _ENGINE},
-        )
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        known = {each.name: given[each.name] for each in fields(EngineOptions) if each.name in given}
+        sizes = {name: _bytes(known[name]) for name in _SIZES}
+        return Engine.from_pretrained(self.model, self.method, **{**known, **sizes, "adapters": self.adapters})
 
     def service(
         self, load: Callable[[], Engine] | None = None, *, state: Path | None = None, state_seconds: float = 60.0
@@ -117,6 +111,11 @@ class ServeOptions(Limits):
         )
         readers = ReaderPool(self.readers, self.read_seconds)
         return Service(engine, self.names, self.limits, readers, adapters=tuple(self.adapters))
+
+    def app(self, service: Service, keys: Sequence[str], address: Address) -> FastAPI:
+        """The application of a service that listens at an address, and asks for one of the keys if there are some."""
+        hosts = address.allowed_hosts(self.allowed_host, needs_key=bool(keys))
+        return create_app(service, api_keys=keys, cors_origins=self.cors_origin or (), hosts=hosts)
 
 
 Options = TypeVar("Options", bound=ServeOptions)
