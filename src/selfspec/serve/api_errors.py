@@ -102,14 +102,14 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def invalid(message: str, param: str | None) -> ApiError:
+def invalid(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
     """The answer to a value that a field cannot have."""
-    return ApiError(400, message, param=param, code="invalid_value")
+    return ApiError(400, message, param=param, code=code)
 
 
 def exceeds_context(message: str, param: str | None) -> ApiError:
     """The answer to what does not fit the context, or a limit that stands for it."""
-    return ApiError(400, message, param=param, code="context_length_exceeded")
+    return invalid(message, param, "context_length_exceeded")
 
 
 def too_long(count: int, most: int, param: str, unit: str = "tokens", more: str = "") -> ApiError:
@@ -151,7 +151,7 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
         case EngineClosedError():
             return ApiError(503, text, code="not_ready", retry=True)
         case RequestTooLargeError():
-            return ApiError(400, text, param=prompt, code="request_too_large")
+            return invalid(text, prompt, "request_too_large")
         case MissingPackageError():
             return ApiError(501, text, code="not_installed")
         case SelfSpecError():
@@ -178,11 +178,11 @@ def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     inner = {path: error for path, error in found.items() if not any(_is_inside(other, path) for other in found)}
     path, error = next(iter(inner.items()))
     if error["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown parameter: '{path}'", param=path, code="unknown_parameter")
+        return invalid(f"unknown parameter: '{path}'", path, "unknown_parameter")
     if error["type"] == UNSUPPORTED:
-        return ApiError(400, str(error["msg"]), param=path, code=UNSUPPORTED)
+        return invalid(str(error["msg"]), path, UNSUPPORTED)
     if error["type"] == "missing":
-        return ApiError(400, f"missing required parameter: '{path}'", param=path, code="missing_required_parameter")
+        return invalid(f"missing required parameter: '{path}'", path, "missing_required_parameter")
     told = [f"{where}: {_sentence(each)}" if where else _sentence(each) for where, each in inner.items()]
     left = len(told[_MANY:]) + len(errors[_CONSIDERED:])
     more = f" (and {left} more)" if left else ""

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from selfspec.constraint import Constraint
 from selfspec.decoding.text import TextStream
 from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import UNSUPPORTED, ApiError, as_api_error
+from selfspec.serve.api_errors import UNSUPPORTED, as_api_error, invalid
 from selfspec.serve.chats import as_dicts, asked_of, prefilled, variables_of
 from selfspec.serve.control_tokens import ControlTokens
 from selfspec.serve.fill import FillTokens
@@ -81,12 +81,8 @@ class RequestEncoder:
     def fill(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """The token ids after which a model writes what is between two texts; refused where there are none."""
         if not self._fill.can_fill:
-            raise ApiError(
-                400,
-                "the tokenizer of this model has no tokens to fill in the middle; leave suffix out",
-                param="suffix",
-                code=UNSUPPORTED,
-            )
+            text = "the tokenizer of this model has no tokens to fill in the middle; leave suffix out"
+            raise invalid(text, "suffix", UNSUPPORTED)
         with _naming("prompt"):
             return self._encoder.check_ids(
                 self._fill.encode(before, after, lambda text: self._tokens(self._control.hide(text)), files)

@@ -129,10 +129,8 @@ class ApiKey:
             scope["state"]["scope"] = hashlib.sha256(self._keys[key]).hexdigest()  # the same after a restart
             await self._app(scope, receive, send)
             return
-        error = ApiError(
-            401, "a valid API key is needed in the header 'Authorization: Bearer KEY'", code="invalid_api_key"
-        )
-        await respond(error, scope)(scope, receive, send)
+        text = "a valid API key is needed in the header 'Authorization: Bearer KEY'"
+        await respond(ApiError(401, text, code="invalid_api_key"), scope)(scope, receive, send)
 
     def _key(self, scope: Scope) -> int | None:
         """Which of the keys a request has; ``None`` for none of them."""
@@ -164,11 +162,8 @@ class BodyLimit:
             with anyio.move_on_after(self._most_seconds) as time_left:
                 body = await self._read(scope, receive, time_left)
             if time_left.cancelled_caught:
-                raise ApiError(
-                    408,
-                    f"the body did not arrive within {self._most_seconds:g} seconds, or slowly while others waited",
-                    code="timeout",
-                )
+                text = f"the body did not arrive within {self._most_seconds:g} seconds, or slowly while others waited"
+                raise ApiError(408, text, code="timeout")
         except ApiError as error:
             await respond(error, scope, close=True)(scope, receive, send)
             return

@@ -214,9 +214,7 @@ class RequestReader:
         count, most = n * sum(map(len, texts)), max(_MOST_REPEATED, self._most)
         if count > most:
             text = f"the answers would repeat {count} characters of their prompts, and this server repeats {most}"
-            raise ApiError(
-                400, f"{text}; ask for fewer choices, or without echo", param="echo", code="too_many_choices"
-            )
+            raise invalid(f"{text}; ask for fewer choices, or without echo", "echo", "too_many_choices")
 
     def _check_constraint(self, form: Constraint | None, name: str) -> None:
         if form is not None and len(form.text) > self._limits.schema_chars:
@@ -254,23 +252,14 @@ def too_much() -> ApiError:
 def check_reported(count: int, limits: Limits) -> None:
     """Refuses requests that would report too many log-probabilities, those of alternatives included."""
     if count > limits.max_logprobs:
-        raise ApiError(
-            400,
-            f"the answer could report {count} log-probabilities, and this server reports {limits.max_logprobs}; ask "
-            "for fewer tokens, choices or alternatives",
-            param="logprobs",
-            code="too_many_logprobs",
-        )
+        text = f"the answer could report {count} log-probabilities, and this server reports {limits.max_logprobs}"
+        raise invalid(f"{text}; ask for fewer tokens, choices or alternatives", "logprobs", "too_many_logprobs")
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     """The answer to a request for a model that is not served."""
-    return ApiError(
-        404,
-        f"there is no model '{name[:200]}' here; this server has {' and '.join(names)}",
-        param="model",
-        code="model_not_found",
-    )
+    text = f"there is no model '{name[:200]}' here; this server has {' and '.join(names)}"
+    return ApiError(404, text, param="model", code="model_not_found")
 
 
 def _parse(model: type[Parsed], body: bytes) -> Parsed:
@@ -344,13 +333,8 @@ def _count_choices(request: GenerationRequest, prompts: int, limits: Limits) -> 
     """The number of choices of each prompt, if they are not too many."""
     n, most = request.n or 1, min(limits.max_choices, limits.max_batch + limits.max_waiting)
     if n * prompts > most:
-        raise ApiError(
-            400,
-            f"{prompts} prompts with {n} choices each are more than the {most} that this server takes in "
-            "a request; send several requests",
-            param="n" if n > 1 else "prompt",
-            code="too_many_choices",
-        )
+        text = f"{prompts} prompts with {n} choices each are more than the {most} that this server takes in a request"
+        raise invalid(f"{text}; send several requests", "n" if n > 1 else "prompt", "too_many_choices")
     return n
 
 
@@ -359,11 +343,7 @@ def _check_completion(request: CompletionRequest) -> None:
     if request.echo and request.stream and request.logprobs is not None:
         raise ApiError(400, "echo with logprobs is not supported in a stream; leave stream out", param="echo")
     if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(
-            400,
-            "best_of is not supported: it would write texts only to drop them; ask for n choices and compare them",
-            param="best_of",
-            code=UNSUPPORTED,
-        )
+        text = "best_of is not supported: it would write texts only to drop them; ask for n choices and compare them"
+        raise invalid(text, "best_of", UNSUPPORTED)
     if request.suffix is not None and (not isinstance(request.prompt, str) or request.echo):
         raise ApiError(400, "suffix is for one prompt that is a text, without echo", param="suffix")
