@@ -39,6 +39,11 @@ class ResponseFormat(Strict):
         return self
 
 
+def schema_format(name: str, schema: dict[str, Any]) -> ResponseFormat:
+    """The format of JSON of a schema."""
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=name, schema=schema))
+
+
 class StructuredOutputs(Strict):
     """One of several forms, as vLLM spells them."""
 

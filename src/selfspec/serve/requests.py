@@ -235,6 +235,14 @@ class Tool(Strict):
     cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
 
 
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, *, strict: bool | None
+) -> Tool:
+    """The tool that is a function."""
+    function = FunctionTool(name=name, description=description, parameters=parameters, strict=strict)
+    return Tool(type="function", function=function)
+
+
 class NamedFunction(Strict):
     """The name of a function."""
 

@@ -6,20 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfspec.serve.forms import JsonSchema as NamedSchema
-from selfspec.serve.forms import ResponseFormat
+from selfspec.serve.forms import schema_format
 from selfspec.serve.requests import (
     MOST_STOPS,
     TOOL_NAME,
     ChatRequest,
     FunctionCall,
-    FunctionTool,
     LeftOut,
     Message,
     Stop,
     Text,
-    Tool,
     ToolCall,
+    function_tool,
     joined,
     named_tool,
 )
@@ -197,7 +195,9 @@ class _Conversation(Strict):
         choice = self.tool_choice or ToolChoice(type="auto")
         fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
         if tools := self._offered():
-            fields["tools"] = [_tool(tool) for tool in tools]
+            fields["tools"] = [
+                function_tool(tool.name, tool.description, tool.input_schema, strict=tool.strict) for tool in tools
+            ]
             choices = {"any": "required", "tool": named_tool(choice.name or "")}
             fields["tool_choice"] = choices.get(choice.type, choice.type)
         elif choice.type in ("any", "tool"):
@@ -207,8 +207,7 @@ class _Conversation(Strict):
         if self.output_config is not None:
             fields["reasoning_effort"] = self.output_config.effort
             if self.output_config.format is not None:
-                schema = NamedSchema(name="answer", schema=self.output_config.format.schema_)
-                fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
+                fields["response_format"] = schema_format("answer", self.output_config.format.schema_)
         return ChatRequest(model=self.model, messages=messages, **fields)
 
     def _offered(self) -> list[ClientTool]:
@@ -279,10 +278,3 @@ def _messages(turn: Turn) -> Iterator[Message]:
     ]
     if text or calls or reasoning or not any(isinstance(block, ToolResultBlock) for block in blocks):
         yield Message(role=turn.role, content=text, tool_calls=calls or None, reasoning_content=reasoning or None)
-
-
-def _tool(tool: ClientTool) -> Tool:
-    function = FunctionTool(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-    )
-    return Tool(type="function", function=function)

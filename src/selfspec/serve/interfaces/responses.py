@@ -8,8 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, Val
 from pydantic_core import PydanticCustomError
 
 from selfspec.serve.api_errors import UNSUPPORTED
-from selfspec.serve.forms import Ignored, ResponseFormat
-from selfspec.serve.forms import JsonSchema as NamedSchema
+from selfspec.serve.forms import Ignored, ResponseFormat, schema_format
 from selfspec.serve.requests import (
     MOST_LOGPROBS,
     TOOL_NAME,
@@ -17,7 +16,6 @@ from selfspec.serve.requests import (
     ChatRequest,
     Effort,
     FunctionCall,
-    FunctionTool,
     LeftOut,
     Message,
     Speculative,
@@ -25,6 +23,7 @@ from selfspec.serve.requests import (
     Text,
     Tool,
     ToolCall,
+    function_tool,
     joined,
     named_tool,
 )
@@ -351,18 +350,11 @@ def _tools(tool: FlatTool | NamespaceTool | WebSearch, namespace: str | None = N
         for each in tool.tools:
             yield from _tools(each, tool.name)
     elif isinstance(tool, FlatTool):
-        function = FunctionTool(
-            name=qualified(namespace, tool.name),
-            description=tool.description,
-            parameters=tool.parameters,
-            strict=tool.strict,
-        )
-        yield Tool(type="function", function=function)
+        name = qualified(namespace, tool.name)
+        yield function_tool(name, tool.description, tool.parameters, strict=tool.strict)
 
 
 def _format(wanted: TextFormat) -> ResponseFormat:
     if wanted.type != "json_schema":
         return ResponseFormat(type=wanted.type)
-    return ResponseFormat(
-        type="json_schema", json_schema=NamedSchema(name=wanted.name or "answer", schema=wanted.schema_ or {})
-    )
+    return schema_format(wanted.name or "answer", wanted.schema_ or {})
