@@ -25,23 +25,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "METHODS": "selfspec.methods",
-    "AsyncEngine": "selfspec.async_engine",
-    "Engine": "selfspec.engine",
-    "EngineOptions": "selfspec.options",
-    "Generation": "selfspec.types",
-    "Prompt": "selfspec.prompts",
-    "Prompts": "selfspec.prompts",
-    "RequestStream": "selfspec.async_engine",
-    "Round": "selfspec.types",
-    "SamplingParams": "selfspec.types",
-    "Stream": "selfspec.engine",
-    "TextPiece": "selfspec.types",
-    "custom_generate": "selfspec.hf.generate",
-    "load_model": "selfspec.loading",
-    "quantise": "selfspec.loading",
+_NAMES = {
+    "async_engine": ("AsyncEngine", "RequestStream"),
+    "engine": ("Engine", "Stream"),
+    "hf.generate": ("custom_generate",),
+    "loading": ("load_model", "quantise"),
+    "methods": ("METHODS",),
+    "options": ("EngineOptions",),
+    "prompts": ("Prompt", "Prompts"),
+    "types": ("Generation", "Round", "SamplingParams", "TextPiece"),
 }
+_HOMES = {name: f"selfspec.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = ["SelfSpecError", "errors", *_HOMES]
 

@@ -129,6 +129,10 @@ class ScriptedEngine(ServedEngine):
         self.method, self.methods = "auto", ("auto", "autoregressive", "suffix")
         self.plain = ScriptedCosts()
 
+    @property
+    def queue(self) -> "ScriptedEngine":  # type: ignore[override]
+        return self
+
     async def start(self) -> None:
         pass
 

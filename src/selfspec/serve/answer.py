@@ -181,7 +181,7 @@ class Answer:
 
     def _note_rounds(self) -> None:
         records = self.stream.rounds[self._noted :]
-        self.savings.note(records, self._engine.running)
+        self.savings.note(records, self._engine.queue.running)
         self._noted += len(records)
         if self._reports:
             self._drafted += sum(record.drafted for record in records)

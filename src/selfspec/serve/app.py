@@ -239,11 +239,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Answers every error in OpenAI's form."""
 
     @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> JSONResponse:
-        return respond(error, request.scope)
-
     @app.exception_handler(SelfSpecError)
-    async def failed(request: Request, error: SelfSpecError) -> JSONResponse:
+    async def failed(request: Request, error: Exception) -> JSONResponse:
         return respond(as_api_error(error), request.scope)
 
     @app.exception_handler(HTTPException)

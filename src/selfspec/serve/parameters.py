@@ -109,9 +109,10 @@ def _new_tokens(prepared: Prepared, prompt_length: int, engine: ServedEngine, li
 
 def _usual_tokens(prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits) -> int:
     """The number of new tokens where the request names none: what is left, or what its interface has then."""
-    room, request = engine.room(prompt_length), prepared.request
+    queue, request = engine.queue, prepared.request
+    room = queue.room(prompt_length)
     chosen = prepared.usual_tokens or limits.default_new_tokens
-    most = [room, chosen] if chosen else [max(engine.room(prompt_length, _SHARE), min(room, _FEW))]
+    most = [room, chosen] if chosen else [max(queue.room(prompt_length, _SHARE), min(room, _FEW))]
     if limits.max_new_tokens is not None:
         most.append(limits.max_new_tokens)
     if request.alternatives is not None:

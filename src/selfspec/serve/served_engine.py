@@ -85,9 +85,10 @@ class ServedEngine:
         return self._engine is not None and self.failure is None
 
     @property
-    def running(self) -> int:
-        """Requests that hold a place."""
-        return 0 if self._engine is None else self._engine.running
+    def queue(self) -> AsyncEngine:
+        """What takes requests, once it is started."""
+        assert self._engine is not None, "the engine is not started"
+        return self._engine
 
     def stats(self) -> EngineStats:
         """What the engine did and holds."""
@@ -105,23 +106,15 @@ class ServedEngine:
         self.tokenizer = await asyncio.to_thread(copy.deepcopy, model.tokenizer)
         self.vocab_size, self.context = model.target.vocab_size, model.target.context_limit
         self.method = model.method.name
-        engine = await asyncio.to_thread(_releasing, self._queue, model)
+        engine = await asyncio.to_thread(
+            _releasing, AsyncEngine, model, methods=self._served or (), progress=lambda text: log(f"preparing {text}")
+        )
         served = _unprepared(model.target) if self._served is None else self._served
         self.methods = tuple(dict.fromkeys((self.method, *served)))
         engine.start()
         self._engine = engine
         if self._state is not None:
             self._saver = asyncio.create_task(self._save_regularly(self._state))
-
-    def check_room(self) -> None:
-        """Raises ``QueueFullError`` if no request can be taken, and ``EngineClosedError`` if none will be."""
-        assert self._engine is not None, "the engine is not started"
-        self._engine.check_room()
-
-    def room(self, prompt_tokens: int, share: float = 1.0) -> int:
-        """How many new tokens a request may have that takes a share of the memory: see ``AsyncEngine.room``."""
-        assert self._engine is not None, "the engine is not started"
-        return self._engine.room(prompt_tokens, share)
 
     async def submit(
         self,
@@ -136,8 +129,7 @@ class ServedEngine:
         What takes time of a prompt's length, or compiles a schema, is done in a thread. Raises ``SelfSpecError`` if one
         does not fit, or too many wait, or this one has waited too long for a thread.
         """
-        engine = self._engine
-        assert engine is not None, "the engine is not started"
+        engine = self.queue
 
         def prepare() -> list[Request]:
             return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
@@ -178,10 +170,6 @@ class ServedEngine:
         self.plain = LiveCosts(measure_row_costs(model.target, range(model.target.sublayer_count), row_counts=counts))
         return model
 
-    def _queue(self, model: Engine) -> AsyncEngine:
-        """What takes requests, with the methods that they may name beside the engine's own ready for them."""
-        return AsyncEngine(model, methods=self._served or (), progress=lambda text: log(f"preparing {text}"))
-
     async def _save_regularly(self, path: Path) -> None:
         saved = self.stats().finished
         while True:
@@ -191,9 +179,8 @@ class ServedEngine:
                 await self._save(path)
 
     async def _save(self, path: Path) -> None:
-        assert self._engine is not None
         try:
-            await asyncio.to_thread(_releasing, self._engine.engine.save_state, path)
+            await asyncio.to_thread(_releasing, self.queue.engine.save_state, path)
         except SelfSpecError as error:  # a full disk does not end the server
             log(str(error), logging.ERROR)
 

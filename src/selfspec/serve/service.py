@@ -139,7 +139,7 @@ class Service:
         read, make_bodies = INTERFACES[interface]
         self.check_ready()
         try:
-            self.engine.check_room()
+            self.engine.queue.check_room()
         except Exception as error:
             raise as_api_error(error) from error
         prepared = await self.read(read, body)

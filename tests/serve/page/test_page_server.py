@@ -133,7 +133,7 @@ def test_stopping_frees_the_place_on_the_server(served: tuple[str, Service], ope
     page.locator(".text .token").first.wait_for()
     page.keyboard.press("Escape")
     page.get_by_text("Stopped.", exact=True).and_(page.locator(".note")).wait_for()
-    wait_until(lambda: service.active == 0 and service.engine.running == 0)
+    wait_until(lambda: service.active == 0 and service.engine.queue.running == 0)
 
 
 def test_what_the_server_refuses_is_told(served: tuple[str, Service], open_page: Open) -> None:
