@@ -19,10 +19,13 @@ _STEP_FUEL, _STEP_ITEMS, _STATES = 100_000, 20_000, 20_000
 _GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
+Kind = Literal["json_schema", "regex", "grammar"]
+
+
 class Constraint(NamedTuple):
     """A JSON schema, a regular expression or a grammar that an output follows, and its text."""
 
-    kind: Literal["json_schema", "regex", "grammar"]
+    kind: Kind
     text: str
 
 

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from transformers import LogitsProcessor, StoppingCriteria
 
-from selfspec.constraint import Constraint
+from selfspec.constraint import Constraint, Kind
 from selfspec.errors import InvalidParameterError
 from selfspec.ranges import check_number
 
@@ -131,23 +131,23 @@ class SamplingParams:
     @property
     def constraint(self) -> Constraint | None:
         """What the output has to be; ``None`` for any text."""
-        if self.json_schema is not None:
-            assert isinstance(self.json_schema, str)
-            return Constraint("json_schema", self.json_schema)
-        if self.regex is not None:
-            return Constraint("regex", self.regex)
-        return None if self.grammar is None else Constraint("grammar", self.grammar)
+        given = self._constraints
+        return given[0] if given else None
+
+    @property
+    def _constraints(self) -> list[Constraint]:
+        return [Constraint(kind, getattr(self, kind)) for kind in get_args(Kind) if getattr(self, kind) is not None]
 
     def _check_constraint(self) -> None:
-        given = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
+        given = self._constraints
+        kinds = [kind for kind, _ in given]
         if len(given) > 1:
-            raise InvalidParameterError(f"{given[1]} and {given[0]}: the output can follow one of them; drop the other")
+            raise InvalidParameterError(f"{kinds[1]} and {kinds[0]}: the output can follow one of them; drop the other")
         if given and self.min_tokens:
-            raise InvalidParameterError(f"min_tokens and {given[0]}: the {given[0]} says where the text ends; drop one")
-        for name in ("regex", "grammar"):
-            text = getattr(self, name)
-            if text is not None and (not isinstance(text, str) or not text):
-                raise InvalidParameterError(f"{name} must be a non-empty text, not {text!r:.100}")
+            raise InvalidParameterError(f"min_tokens and {kinds[0]}: the {kinds[0]} says where the text ends; drop one")
+        for kind, text in given:
+            if not isinstance(text, str) or not text:
+                raise InvalidParameterError(f"{kind} must be a non-empty text, not {text!r:.100}")
 
     @property
     def samples(self) -> bool:

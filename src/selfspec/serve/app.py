@@ -219,20 +219,12 @@ def _add_page(app: FastAPI) -> None:
     """The page to try the model, and the files that it loads; not part of the interface's document."""
 
     @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return _page_file("index.html")
-
     @app.get("/page/{name}", include_in_schema=False)
-    async def page_file(name: str) -> Response:
-        return _page_file(name)
-
-
-def _page_file(name: str) -> Response:
-    """A file of the page; 404 if there is none of this name."""
-    file = page_files().get(name)
-    if file is None:
-        raise HTTPException(404)
-    return Response(file.content, media_type=file.media_type, headers=HEADERS)
+    async def page(request: Request) -> Response:
+        file = page_files().get(request.path_params.get("name", "index.html"))
+        if file is None:
+            raise HTTPException(404)
+        return Response(file.content, media_type=file.media_type, headers=HEADERS)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -69,7 +69,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Takes bytes; those of a head that does not end are counted."""
         if self._unfinished > self._limits.head_bytes:
-            self._refuse(431, "the head of the request is too large")
+            self.send_400_response(str(self._refused(431, "the head of the request is too large")))
             return
         super().data_received(data)
         if self._head is not None:  # the head has not ended yet, or a body that was answered before its end
@@ -80,21 +80,21 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begins a head."""
         if len(self.pipeline) >= _MOST_PIPELINED:
-            self._raise(400, "too many requests are sent before their answers are read")
+            raise self._refused(400, "too many requests are sent before their answers are read")
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         """Takes a part of the URL."""
         super().on_url(url)
         if len(self.url) > self._limits.head_bytes // 4:
-            self._raise(414, "the URL is too long")
+            raise self._refused(414, "the URL is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header."""
         super().on_header(name, value)
         self._head_bytes += len(name) + len(value)
         if len(self.headers) > _MOST_HEADERS or self._head_bytes > self._limits.head_bytes:
-            self._raise(431, "the head of the request is too large")
+            raise self._refused(431, "the head of the request is too large")
 
     def on_headers_complete(self) -> None:
         """Begins to answer."""
@@ -158,10 +158,6 @@ class Connection(HttpToolsProtocol):
         if timer is not None:
             timer.cancel()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refused(self, status: int, message: str) -> _RefusedError:
         self._refusal = ApiError(status, message, code="invalid_http")
-        self.send_400_response(message)
-
-    def _raise(self, status: int, message: str) -> None:
-        self._refusal = ApiError(status, message, code="invalid_http")
-        raise _RefusedError(message)
+        return _RefusedError(message)
