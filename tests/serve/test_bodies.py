@@ -1,15 +1,14 @@
-"""Chunks that add nothing but text, which are not made as models."""
+"""Chunks that add text to an answer."""
 
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.serving import ScriptedEngine, ScriptedStream
 from selfspec.serve.answer import Answer, Block, Growth
-from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies, TextChunk
+from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
 from selfspec.serve.requests import ChatRequest, CompletionRequest
 from selfspec.types import SamplingParams, TextPiece
 
@@ -44,7 +43,6 @@ def test_a_chunk_of_a_chat_has_its_text_and_the_fields_of_all_chunks(text: str) 
     bodies = chat_bodies()
     for said in (text, "next"):
         (chunk,) = chunks(bodies, said)
-        assert isinstance(chunk, TextChunk)
         event = bodies.event(chunk)
         assert event.startswith("data: ")
         assert event.endswith("}\n\n")
@@ -58,30 +56,9 @@ def test_a_chunk_of_a_chat_has_its_text_and_the_fields_of_all_chunks(text: str) 
 def test_a_chunk_of_a_completion_has_its_text(text: str) -> None:
     bodies = completion_bodies()
     (chunk,) = chunks(bodies, text)
-    assert isinstance(chunk, TextChunk)
     body = json.loads(chunk.to_json())
     assert body["choices"] == [{"index": 3, "text": text, "logprobs": None, "finish_reason": None}]
     assert (body["object"], body["model"]) == ("text_completion", "m\0")
-
-
-def test_usage_is_null_until_the_end_where_it_was_asked_for() -> None:
-    for make in (chat_bodies, completion_bodies):
-        (chunk,) = chunks(make(stream_options={"include_usage": True}), "a")
-        assert isinstance(chunk, TextChunk)
-        assert json.loads(chunk.to_json())["usage"] is None
-        assert "usage" not in json.loads(chunks(make(), "a")[0].to_json())
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-        {"speculative": {"report": True}},
-    ],
-)
-def test_chunks_with_more_than_text_are_made_as_models(fields: dict[str, Any]) -> None:
-    assert not any(isinstance(each, TextChunk) for each in chunks(chat_bodies(**fields), "a"))
-    assert not any(isinstance(each, TextChunk) for each in chunks(completion_bodies(**fields), "a"))
 
 
 def test_reasoning_is_no_text() -> None:

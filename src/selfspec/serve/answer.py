@@ -174,9 +174,9 @@ class Answer:
             ]
         )
         if pieces and self._drafted:
-            report.acceptance_rate = self._accepted / self._drafted
+            report["acceptance_rate"] = self._accepted / self._drafted
         if pieces and self.savings.speedup is not None:
-            report.speedup_estimate = self.savings.speedup
+            report["speedup_estimate"] = self.savings.speedup
         return report
 
     def _note_rounds(self) -> None:

@@ -31,7 +31,6 @@ from selfspec.serve.requests import (
     TokenizeRequest,
 )
 from selfspec.serve.responses import (
-    Body,
     ChatCompletion,
     Completion,
     Detokenized,
@@ -41,6 +40,7 @@ from selfspec.serve.responses import (
     Status,
     Tokenized,
     Version,
+    as_json,
 )
 from selfspec.serve.service import INTERFACES, Service
 
@@ -50,7 +50,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _streamed(events: str, whole: type[Body] | None = None) -> dict[str, Any]:
+def _streamed(events: str, whole: Any = None) -> dict[str, Any]:
     """Says in the OpenAPI document what answers are, and what they are with ``stream``."""
     # OpenAPI 3.2's word for one event of a stream, which FastAPI puts into documents of 3.1 too.
     event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -161,12 +161,12 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
         """Lists the models that are served."""
-        return _json(service.models().to_json())
+        return _json(as_json(service.models()))
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard)
     async def model(model: str) -> Response:
         """Says whether a model is served."""
-        return _json(service.model(model).to_json())
+        return _json(as_json(service.model(model)))
 
 
 def _writing(service: Service, interface: str) -> Callable[[Request], Awaitable[Response]]:
@@ -196,18 +196,18 @@ def _add_own_routes(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         """Says that the server is alive; with status 503, that its model is being loaded, or its engine failed."""
         service.check_health()
-        return _json(Status(status="ok").to_json())
+        return _json(as_json(Status(status="ok")))
 
     @app.get("/ready", response_model=Status)
     async def ready() -> Response:
         """Says whether requests are taken; with status 503, not now."""
         service.check_ready()
-        return _json(Status(status="ready").to_json())
+        return _json(as_json(Status(status="ready")))
 
     @app.get("/version", response_model=Version)
     async def version() -> Response:
         """Says the version of selfspec."""
-        return _json(Version(version=__version__).to_json())
+        return _json(as_json(Version(version=__version__)))
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -323,7 +323,7 @@ def _log_usage(reply: Reply, request: Request) -> None:
     request.state.log["answer"] = reply.outcome
     if reply.has_ended:
         usage = reply.usage
-        request.state.log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+        request.state.log.update(prompt_tokens=usage["prompt_tokens"], completion_tokens=usage["completion_tokens"])
 
 
 async def _disconnected(request: Request) -> None:

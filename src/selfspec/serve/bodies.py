@@ -3,11 +3,10 @@
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from pydantic_core import to_json
 from transformers import PreTrainedTokenizerBase
 
 from selfspec import __version__
@@ -17,49 +16,34 @@ from selfspec.serve.requests import GenerationRequest
 from selfspec.serve.responses import (
     AnswerMessage,
     ApiFinishReason,
-    Body,
     CalledFunction,
     CalledTool,
     ChatChoice,
-    ChatChunk,
-    ChatCompletion,
     ChatLogprobs,
     ChunkChoice,
-    Completion,
     CompletionChoice,
     CompletionLogprobs,
     Delta,
-    ErrorBody,
     TokenLogprob,
     TopLogprob,
     Usage,
+    as_json,
 )
 from selfspec.serve.token_text import token_text
 from selfspec.types import TextPiece, TokenLogprobs
 
 
-class Sendable(Protocol):
-    """A body, or what an event of a stream holds."""
+@dataclass(frozen=True)
+class Event:
+    """A body, or an event of a stream, which may have a name."""
+
+    fields: Mapping[str, Any]
+    name: str = ""
 
     def to_json(self) -> str:
         """The JSON of it."""
+        return as_json(self.fields)
 
-
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """A chunk of a stream that adds nothing but text: what is ``before`` and ``after`` the text's JSON stays."""
-
-    before: str
-    text: str
-    after: str
-
-    def to_json(self) -> str:
-        """The JSON of the chunk."""
-        return f"{self.before}{to_json(self.text).decode()}{self.after}"
-
-
-_MARK = "\0"
-"""Stands for the text in a chunk, where it is the last of its kind."""
 
 _Scored: TypeAlias = tuple[str, int, TokenLogprobs | None]
 """A token's text, id and log-probability."""
@@ -71,48 +55,55 @@ class Bodies(ABC):
     done = ""
     """What a stream ends with."""
 
+    takes_reports = False
+    """Whether chunks and bodies may have the report and the numbers of tokens that a request asks for."""
+
     @abstractmethod
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Sendable:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
 
-    def start(self, usage: Usage) -> Iterable[Sendable]:
+    def start(self, usage: Usage) -> Iterable[Event]:
         """What a stream begins with."""
         return ()
 
-    def first(self, answer: Answer) -> Iterable[Sendable]:
+    def first(self, answer: Answer) -> Iterable[Event]:
         """What an answer begins with."""
         return ()
 
     @abstractmethod
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterable[Sendable]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterable[Event]:
         """What some pieces add to an answer."""
 
-    def last(self, answer: Answer) -> Iterable[Sendable]:
+    def last(self, answer: Answer) -> Iterable[Event]:
         """What an answer ends with."""
         return ()
 
-    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterable[Sendable]:
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterable[Event]:
         """What comes after all answers."""
         return ()
 
-    @abstractmethod
-    def failed(self, error: ApiError) -> Iterable[Sendable]:
+    def failed(self, error: ApiError) -> Iterable[Event]:
         """An error on the way, after which nothing comes."""
+        yield Event(error.body)
 
     def ping(self) -> str:
         """What says in a stream that it is alive: a comment, where clients take no event without content."""
         return ": ping\n\n"
 
-    @abstractmethod
-    def event(self, body: Any) -> str:
+    def event(self, body: Event) -> str:
         """A server-sent event."""
+        name = f"event: {body.name}\n" if body.name else ""
+        return f"{name}data: {body.to_json()}\n\n"
 
 
 class _RequestBodies(Bodies):
     """What the bodies of one request have in common: their first fields, and the names of tokens."""
 
     id_prefix: str
+    whole_object: str
+    chunk_object: str
     done = "data: [DONE]\n\n"
+    takes_reports = True
 
     def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
         self._head: dict[str, Any] = {
@@ -124,80 +115,54 @@ class _RequestBodies(Bodies):
         self._includes_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
         self._tokenizer = tokenizer
-        options = request.stream_options
-        counts = options is not None and options.include_usage and options.continuous_usage_stats
-        self._adds_text_alone = self._alternatives is None and not request.speculative.report and not counts
-        self._frames: dict[int, tuple[str, str]] = {}  # of the chunks of each answer that add nothing but text
 
-    def _text_chunk(self, answer: Answer, text: str) -> TextChunk:
-        """A chunk that adds text to an answer, without what ``_adds_text_alone`` excludes."""
-        if answer.index not in self._frames:
-            chunk = self._chunk_of(answer, _MARK)
-            if self._includes_usage:
-                chunk.usage = None
-            before, _, after = chunk.to_json().rpartition(to_json(_MARK).decode())
-            self._frames[answer.index] = before, after
-        before, after = self._frames[answer.index]
-        return TextChunk(before, text, after)
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+        """The body that is not a stream."""
+        return self._body(self.whole_object, [self._choice(answer) for answer in answers], usage=usage)
+
+    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+        """The chunk after all answers, with the numbers of tokens, if they were asked for."""
+        if self._includes_usage:
+            yield self._body(self.chunk_object, [], usage=usage)
 
     @abstractmethod
-    def _chunk_of(self, answer: Answer, text: str) -> ChatChunk | Completion:
-        """A chunk that adds text to an answer."""
+    def _choice(self, answer: Answer) -> ChatChoice | CompletionChoice:
+        """A choice of the body that is not a stream."""
+
+    def _body(self, kind: str, choices: Sequence[Mapping[str, Any]], **more: Usage) -> Event:
+        """A body or a chunk: a ``ChatCompletion``, a ``ChatChunk`` or a ``Completion``."""
+        return Event({**self._head, "object": kind, "choices": choices, **more})
 
     def _name(self, token_id: int) -> str:
         """A token's text, also of a special token, or ``token_id:ID``, since several tokens have one text."""
         return f"token_id:{token_id}" if self._as_ids else token_text(self._tokenizer, token_id)[0]
-
-    def failed(self, error: ApiError) -> Iterator[Body]:
-        """The event of an error, after which nothing comes."""
-        yield ErrorBody.model_validate(error.body)
-
-    def event(self, body: Body) -> str:
-        """A server-sent event."""
-        return f"data: {body.to_json()}\n\n"
 
 
 class ChatBodies(_RequestBodies):
     """The bodies of an answered chat."""
 
     id_prefix = "chatcmpl"
+    whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> ChatCompletion:
-        """The body that is not a stream."""
-        choices = [self._choice(answer) for answer in answers]
-        return ChatCompletion(**self._head, object="chat.completion", choices=choices, usage=usage)
-
-    def first(self, answer: Answer) -> Iterator[ChatChunk]:
+    def first(self, answer: Answer) -> Iterator[Event]:
         """The chunk that an answer begins with."""
         yield self._chunk(answer, Delta(role="assistant", content=""))
 
-    def chunk(
-        self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]
-    ) -> Iterator[ChatChunk | TextChunk]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
         """The chunk with the text, the reasoning and the calls that some pieces add."""
-        if self._adds_text_alone and [growth.block.kind for growth in grown] == ["text"]:
-            yield self._text_chunk(answer, grown[0].text)
-        elif pieces or grown:
+        if pieces or grown:
             yield self._chunk(answer, _delta(answer, grown), self._logprobs(pieces) if pieces else None)
 
-    def last(self, answer: Answer) -> Iterator[ChatChunk]:
+    def last(self, answer: Answer) -> Iterator[Event]:
         """The chunk that says why an answer ended."""
         yield self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
-
-    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[ChatChunk]:
-        """The chunk after all answers, with the numbers of tokens, if they were asked for."""
-        if self._includes_usage:
-            yield ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
-
-    def _chunk_of(self, answer: Answer, text: str) -> ChatChunk:
-        return self._chunk(answer, Delta(content=text))
 
     def _choice(self, answer: Answer) -> ChatChoice:
         message = AnswerMessage(role="assistant", content=answer.text or (None if answer.calls else ""), refusal=None)
         if answer.reasoning:
-            message.reasoning_content = answer.reasoning
+            message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            message.tool_calls = [
+            message["tool_calls"] = [
                 CalledTool(
                     id=call.id, type="function", function=CalledFunction(name=call.name, arguments=call.text or "{}")
                 )
@@ -216,9 +181,9 @@ class ChatBodies(_RequestBodies):
         delta: Delta,
         logprobs: ChatLogprobs | None = None,
         finish_reason: ApiFinishReason | None = None,
-    ) -> ChatChunk:
+    ) -> Event:
         choice = ChunkChoice(index=answer.index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
-        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[choice])
+        return self._body(self.chunk_object, [choice])
 
     def _logprobs(self, pieces: Sequence[TextPiece]) -> ChatLogprobs | None:
         if self._alternatives is None:
@@ -228,7 +193,7 @@ class ChatBodies(_RequestBodies):
             assert piece.logprobs is not None, "log-probabilities were not asked for"
             top = [self._top(token_id, logprob) for token_id, logprob in piece.logprobs.top]
             own = self._top(piece.token_id, piece.logprobs.logprob)
-            content.append(TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
+            content.append(TokenLogprob(**own, top_logprobs=top))
         return ChatLogprobs(content=content)
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
@@ -240,51 +205,33 @@ class CompletionBodies(_RequestBodies):
     """The bodies of an answered completion."""
 
     id_prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
 
     def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(request, model, tokenizer)
         self._offsets: dict[int, int] = {}  # characters of each answer that earlier chunks had
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
-        """The body that is not a stream."""
-        choices = [
-            CompletionChoice(
-                index=answer.index,
-                text=answer.prompt + answer.text,
-                logprobs=self._logprobs(answer, answer.pieces, _scored_prompt(answer)),
-                finish_reason=answer.finish_reason,
-            )
-            for answer in answers
-        ]
-        return Completion(**self._head, object="text_completion", choices=choices, usage=usage)
-
-    def first(self, answer: Answer) -> Iterator[Completion]:
+    def first(self, answer: Answer) -> Iterator[Event]:
         """The chunk with the prompt, where it is echoed."""
         if answer.prompt:
-            yield self._chunk_of(answer, answer.prompt)
+            yield self._chunk(answer, answer.prompt)
 
-    def chunk(
-        self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]
-    ) -> Iterator[Completion | TextChunk]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
         """The chunk with the text that some pieces add."""
         if pieces or grown:
-            text = "".join(growth.text for growth in grown)
-            if self._adds_text_alone:
-                yield self._text_chunk(answer, text)
-            else:
-                yield self._chunk(answer, text, self._logprobs(answer, pieces))
+            yield self._chunk(answer, "".join(growth.text for growth in grown), self._logprobs(answer, pieces))
 
-    def last(self, answer: Answer) -> Iterator[Completion]:
+    def last(self, answer: Answer) -> Iterator[Event]:
         """The chunk that says why an answer ended."""
         yield self._chunk(answer, "", finish_reason=answer.finish_reason)
 
-    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[Completion]:
-        """The chunk after all answers, with the numbers of tokens, if they were asked for."""
-        if self._includes_usage:
-            yield Completion(**self._head, object="text_completion", choices=[], usage=usage)
-
-    def _chunk_of(self, answer: Answer, text: str) -> Completion:
-        return self._chunk(answer, text)
+    def _choice(self, answer: Answer) -> CompletionChoice:
+        return CompletionChoice(
+            index=answer.index,
+            text=answer.prompt + answer.text,
+            logprobs=self._logprobs(answer, answer.pieces, _scored_prompt(answer)),
+            finish_reason=answer.finish_reason,
+        )
 
     def _chunk(
         self,
@@ -292,9 +239,9 @@ class CompletionBodies(_RequestBodies):
         text: str,
         logprobs: CompletionLogprobs | None = None,
         finish_reason: ApiFinishReason | None = None,
-    ) -> Completion:
+    ) -> Event:
         choice = CompletionChoice(index=answer.index, text=text, logprobs=logprobs, finish_reason=finish_reason)
-        return Completion(**self._head, object="text_completion", choices=[choice])
+        return self._body(self.chunk_object, [choice])
 
     def _logprobs(
         self, answer: Answer, pieces: Sequence[TextPiece], prompt: Sequence[_Scored] = ()
@@ -336,18 +283,18 @@ def _delta(answer: Answer, grown: Sequence[Growth]) -> Delta:
     calls = []
     for growth in grown:
         if growth.block.kind == "text":
-            delta.content = (delta.content or "") + growth.text
+            delta["content"] = delta.get("content", "") + growth.text
         elif growth.block.kind == "reasoning":
-            delta.reasoning_content = (delta.reasoning_content or "") + growth.text
+            delta["reasoning_content"] = delta.get("reasoning_content", "") + growth.text
         else:
             index = sum(block.kind == "call" for block in answer.blocks[: growth.index])
             function = CalledFunction(arguments=growth.text)
             call = CalledTool(index=index, function=function)
             if growth.began:
-                call.id, call.type, function.name = growth.block.id, "function", growth.block.name
+                call["id"], call["type"], function["name"] = growth.block.id, "function", growth.block.name
             calls.append(call)
     if calls:
-        delta.tool_calls = calls
+        delta["tool_calls"] = calls
     if not grown:
-        delta.content = ""
+        delta["content"] = ""
     return delta

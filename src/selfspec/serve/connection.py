@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.responses import ErrorBody
+from selfspec.serve.responses import as_json
 
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 8
@@ -138,7 +138,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what cannot be parsed, in the form of all errors."""
-        body = ErrorBody.model_validate(self._refusal.body).to_json().encode()
+        body = as_json(self._refusal.body).encode()
         head = f"HTTP/1.1 {self._refusal.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

@@ -28,7 +28,7 @@ from selfspec.serve.requests import (
     GenerationRequest,
     TokenizeRequest,
 )
-from selfspec.serve.responses import Detokenized, Tokenized
+from selfspec.serve.responses import Detokenized, Tokenized, as_json
 
 _COMPLETION_TOKENS, _FILL_TOKENS = 16, 128
 """New tokens of completions whose request names no number, as in OpenAI's API, and of what fills a gap."""
@@ -160,8 +160,8 @@ class RequestReader:
             found = self._encoder.text(request.prompt or "", add_special_tokens=request.add_special_tokens)
         answer = Tokenized(count=len(found), max_model_len=self._context, tokens=found)
         if request.return_token_strs:
-            answer.token_strs = self._encoder.token_strings(found)
-        return answer.to_json().encode()
+            answer["token_strs"] = self._encoder.token_strings(found)
+        return as_json(answer).encode()
 
     def detokenize(self, body: bytes) -> bytes:
         """The answer to a request to ``/detokenize``."""
@@ -170,7 +170,7 @@ class RequestReader:
         if len(request.tokens) > self._context:
             text = f"there are {len(request.tokens)} tokens, and the context is {self._context}; shorten it"
             raise exceeds_context(text, "tokens")
-        return Detokenized(prompt=self._encoder.decode(request.tokens)).to_json().encode()
+        return as_json(Detokenized(prompt=self._encoder.decode(request.tokens))).encode()
 
     def prepare_chat(self, request: ChatRequest) -> Prepared:
         """Checks and encodes a chat."""

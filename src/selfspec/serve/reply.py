@@ -6,25 +6,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from anyio import CapacityLimiter, to_thread
 
 from selfspec.errors import RequestTimeoutError, SelfSpecError
 from selfspec.serve.answer import Answer, Growth
 from selfspec.serve.api_errors import as_api_error
-from selfspec.serve.bodies import Bodies, Sendable
+from selfspec.serve.bodies import Bodies, Event
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.requests import GenerationRequest, StreamOptions
-from selfspec.serve.responses import (
-    CachedTokens,
-    ChatChunk,
-    ChatCompletion,
-    Completion,
-    CompletionDetails,
-    Report,
-    Usage,
-)
+from selfspec.serve.responses import CachedTokens, CompletionDetails, Report, Usage
 from selfspec.types import TextPiece
 
 _ONE = CapacityLimiter(1)
@@ -73,9 +65,8 @@ class Reply:
         """The numbers of tokens at the end."""
         asked = self._answers[:: len(self._answers) // len(self._prompts)]
         usage = self._usage_so_far()
-        usage.prompt_tokens_details = CachedTokens(
-            cached_tokens=sum(answer.finished.cached_prompt_tokens for answer in asked)
-        )
+        cached = sum(answer.finished.cached_prompt_tokens for answer in asked)
+        usage["prompt_tokens_details"] = CachedTokens(cached_tokens=cached)
         return usage
 
     async def whole(self) -> str:
@@ -123,20 +114,20 @@ class Reply:
             events += [self._event(body, answer.report if reports else None) for body in self._bodies.last(answer)]
         return "".join(events)
 
-    def _event(self, body: Sendable, report: Callable[[], Report] | None = None) -> str:
+    def _event(self, body: Event, report: Callable[[], Report] | None = None) -> str:
         """An event; chunks of OpenAI's interfaces with the report and the numbers of tokens that were asked for."""
-        if isinstance(body, (ChatChunk, Completion)):
+        if self._bodies.takes_reports:
             options = self.request.stream_options or StreamOptions()
-            if report is not None:
-                body.selfspec = report()
-            if options.include_usage and "usage" not in body.model_fields_set:
-                body.usage = self._usage_so_far() if options.continuous_usage_stats else None
+            more: dict[str, Any] = {} if report is None else {"selfspec": report()}
+            if options.include_usage and "usage" not in body.fields:
+                more["usage"] = self._usage_so_far() if options.continuous_usage_stats else None
+            body = Event({**body.fields, **more}) if more else body
         return self._bodies.event(body)
 
     def _whole_body(self) -> str:
         body = self._bodies.whole(self._answers, self.usage)
-        if self.request.speculative.report and isinstance(body, (ChatCompletion, Completion)):
-            body.selfspec = self._answers[0].report()
+        if self.request.speculative.report and self._bodies.takes_reports:
+            body = Event({**body.fields, "selfspec": self._answers[0].report()})
         return body.to_json()
 
     def _give_up(self, seconds: float) -> None:
@@ -148,7 +139,7 @@ class Reply:
         prompt, new = sum(self._prompts), sum(len(answer.pieces) for answer in self._answers)
         usage = Usage(prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new)
         if reasoning := sum(answer.reasoning_tokens for answer in self._answers):
-            usage.completion_tokens_details = CompletionDetails(reasoning_tokens=reasoning)
+            usage["completion_tokens_details"] = CompletionDetails(reasoning_tokens=reasoning)
         return usage
 
     def _take(self, answer: Answer, pieces: Sequence[TextPiece]) -> list[Growth]:

@@ -1,23 +1,24 @@
 """Bodies of answers, as OpenAI's API has them. ``selfspec`` is this server's own field."""
 
-from typing import Literal
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticSerializationError, to_json
+from typing_extensions import NotRequired, TypedDict
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class Body(BaseModel):
-    """A body, or a part of one. Fields that were not set are left out."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-    def to_json(self) -> str:
-        """The body without what was not set."""
-        return self.model_dump_json(exclude_unset=True)
+def as_json(fields: Mapping[str, Any]) -> str:
+    """The JSON of a body. A model can write escapes of lone surrogates into arguments, which are no UTF-8."""
+    try:
+        return to_json(fields, inf_nan_mode="null").decode()
+    except PydanticSerializationError:
+        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
-class ErrorDetail(Body):
+class ErrorDetail(TypedDict):
     """What is wrong."""
 
     message: str
@@ -26,40 +27,40 @@ class ErrorDetail(Body):
     code: str | None
 
 
-class ErrorBody(Body):
+class ErrorBody(TypedDict):
     """The body of every answer that is an error."""
 
     error: ErrorDetail
 
 
-class CachedTokens(Body):
+class CachedTokens(TypedDict):
     """Tokens of prompts that did not have to be read."""
 
     cached_tokens: int
 
 
-class CompletionDetails(Body):
+class CompletionDetails(TypedDict):
     """Tokens of answers that are reasoning."""
 
     reasoning_tokens: int
 
 
-class Usage(Body):
+class Usage(TypedDict):
     """Numbers of tokens."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens | None = None
-    completion_tokens_details: CompletionDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of prompts that did not have to be read."""
-        return 0 if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+    prompt_tokens_details: NotRequired[CachedTokens]
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
-class ReportedToken(Body):
+def cached_tokens(usage: Usage) -> int:
+    """Tokens of prompts that did not have to be read."""
+    return usage["prompt_tokens_details"]["cached_tokens"] if "prompt_tokens_details" in usage else 0
+
+
+class ReportedToken(TypedDict):
     """A token of a stream with who chose it first. The texts, joined, are the answer's."""
 
     text: str
@@ -67,20 +68,20 @@ class ReportedToken(Body):
     drafted_by: str | None
 
 
-class Report(Body):
+class Report(TypedDict):
     """The tokens of a chunk with rates so far; or, at the end of a choice, what drafts were worth."""
 
-    tokens: list[ReportedToken] = []
-    method: str | None = None
-    rounds: int | None = None
-    drafted_tokens: int | None = None
-    accepted_tokens: int | None = None
-    acceptance_rate: float | None = None
-    tokens_per_second: float | None = None
-    speedup_estimate: float | None = None
+    tokens: NotRequired[list[ReportedToken]]
+    method: NotRequired[str]
+    rounds: NotRequired[int]
+    drafted_tokens: NotRequired[int]
+    accepted_tokens: NotRequired[int]
+    acceptance_rate: NotRequired[float]
+    tokens_per_second: NotRequired[float]
+    speedup_estimate: NotRequired[float | None]
 
 
-class TopLogprob(Body):
+class TopLogprob(TypedDict):
     """A token that could have been chosen."""
 
     token: str
@@ -94,14 +95,14 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Body):
+class ChatLogprobs(TypedDict):
     """Log-probabilities of a chat's answer."""
 
     content: list[TokenLogprob]
-    refusal: None = None
+    refusal: NotRequired[None]
 
 
-class CompletionLogprobs(Body):
+class CompletionLogprobs(TypedDict):
     """Log-probabilities of a completion, a list of each kind; the prompt's first token has none."""
 
     tokens: list[str]
@@ -110,33 +111,33 @@ class CompletionLogprobs(Body):
     text_offset: list[int]
 
 
-class CalledFunction(Body):
+class CalledFunction(TypedDict):
     """A function with the JSON of its arguments; in a stream, the first of its chunks has the name."""
 
-    name: str | None = None
+    name: NotRequired[str]
     arguments: str
 
 
-class CalledTool(Body):
+class CalledTool(TypedDict):
     """A call of a tool. In a stream, ``index`` says which, and the first of its chunks has id and type."""
 
-    index: int | None = None
-    id: str | None = None
-    type: Literal["function"] | None = None
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
     function: CalledFunction
 
 
-class AnswerMessage(Body):
+class AnswerMessage(TypedDict):
     """The answer of a chat."""
 
     role: Literal["assistant"]
     content: str | None
-    reasoning_content: str | None = None
-    refusal: None = None
-    tool_calls: list[CalledTool] | None = None
+    reasoning_content: NotRequired[str]
+    refusal: NotRequired[None]
+    tool_calls: NotRequired[list[CalledTool]]
 
 
-class ChatChoice(Body):
+class ChatChoice(TypedDict):
     """One of ``n`` answers."""
 
     index: int
@@ -145,16 +146,16 @@ class ChatChoice(Body):
     finish_reason: ApiFinishReason
 
 
-class Delta(Body):
+class Delta(TypedDict):
     """What a chunk adds to an answer."""
 
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CalledTool]]
 
 
-class ChunkChoice(Body):
+class ChunkChoice(TypedDict):
     """What a chunk adds to one of ``n`` answers."""
 
     index: int
@@ -163,7 +164,7 @@ class ChunkChoice(Body):
     finish_reason: ApiFinishReason | None
 
 
-class CompletionChoice(Body):
+class CompletionChoice(TypedDict):
     """A completion, or in a stream what a chunk adds to it."""
 
     index: int
@@ -172,7 +173,7 @@ class CompletionChoice(Body):
     finish_reason: ApiFinishReason | None
 
 
-class _Answer(Body):
+class _Answer(TypedDict):
     id: str
     created: int
     model: str
@@ -182,78 +183,78 @@ class _Answer(Body):
 class ChatCompletion(_Answer):
     """The answer of ``/v1/chat/completions``; ``selfspec`` is the report of the first choice."""
 
-    object: Literal["chat.completion"] = "chat.completion"
+    object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
-    selfspec: Report | None = None
+    selfspec: NotRequired[Report]
 
 
 class ChatChunk(_Answer):
     """A chunk of its stream."""
 
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
-    usage: Usage | None = None
-    selfspec: Report | None = None
+    usage: NotRequired[Usage | None]
+    selfspec: NotRequired[Report]
 
 
 class Completion(_Answer):
     """The answer of ``/v1/completions``, and a chunk of its stream."""
 
-    object: Literal["text_completion"] = "text_completion"
+    object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: Usage | None = None
-    selfspec: Report | None = None
+    usage: NotRequired[Usage | None]
+    selfspec: NotRequired[Report]
 
 
-class ServedMethods(Body):
+class ServedMethods(TypedDict):
     """The methods that a request may name, and the one where it names none."""
 
     methods: list[str]
     method: str
 
 
-class ModelCard(Body):
+class ModelCard(TypedDict):
     """A model that is served; ``parent`` is that of an adapter."""
 
     id: str
-    object: Literal["model"] = "model"
+    object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
     selfspec: ServedMethods
-    parent: str | None = None
+    parent: NotRequired[str]
 
 
-class ModelList(Body):
+class ModelList(TypedDict):
     """The models that are served."""
 
-    object: Literal["list"] = "list"
+    object: Literal["list"]
     data: list[ModelCard]
 
 
-class Tokenized(Body):
+class Tokenized(TypedDict):
     """The answer of ``/tokenize``."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: NotRequired[list[str]]
 
 
-class Detokenized(Body):
+class Detokenized(TypedDict):
     """The answer of ``/detokenize``."""
 
     prompt: str
 
 
-class Status(Body):
+class Status(TypedDict):
     """The answer of ``/health`` and ``/ready``."""
 
     status: str
 
 
-class Version(Body):
+class Version(TypedDict):
     """The answer of ``/version``."""
 
     version: str

@@ -173,7 +173,7 @@ class Service:
             selfspec=ServedMethods(methods=list(self.engine.methods), method=self.engine.method),
         )
         if name in self.adapters:
-            card.parent = self.names[0]
+            card["parent"] = self.names[0]
         return card
 
     def _adapter(self, prepared: Prepared) -> str | None:

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from selfspec.serve.answer import Answer, Growth
-from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
-from selfspec.serve.responses import Usage
+from selfspec.serve.api_errors import ApiError
+from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.responses import Usage, cached_tokens
 from selfspec.types import TextPiece
 
 
-class InfillBodies(JsonBodies):
+class InfillBodies(Bodies):
     """The bodies of what was written into a gap."""
 
     def __init__(self, model: str) -> None:
@@ -17,16 +18,20 @@ class InfillBodies(JsonBodies):
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
-        return Event("", self._said(answers[0], answers[0].text, usage))
+        return Event(self._said(answers[0], answers[0].text, usage))
 
     def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
         """The event with the text that some pieces add."""
         if grown:
-            yield Event("", {"index": 0, "content": "".join(growth.text for growth in grown), "stop": False})
+            yield Event({"index": 0, "content": "".join(growth.text for growth in grown), "stop": False})
 
     def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
         """The event that says how it ended."""
-        yield Event("", self._said(answers[0], "", usage))
+        yield Event(self._said(answers[0], "", usage))
+
+    def failed(self, error: ApiError) -> Iterator[Event]:
+        """The event of an error, after which nothing comes."""
+        yield Event({"type": "error", **error.body}, "error")
 
     def _said(self, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
         cut = answer.finish_reason == "length"
@@ -38,7 +43,7 @@ class InfillBodies(JsonBodies):
             "stop_type": "limit" if cut else "word" if answer.stopped_by else "eos",
             "stopping_word": answer.stopped_by or "",
             "truncated": False,
-            "tokens_predicted": usage.completion_tokens,
-            "tokens_evaluated": usage.prompt_tokens,
-            "tokens_cached": usage.cached_tokens,
+            "tokens_predicted": usage["completion_tokens"],
+            "tokens_evaluated": usage["prompt_tokens"],
+            "tokens_cached": cached_tokens(usage),
         }

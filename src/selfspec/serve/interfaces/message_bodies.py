@@ -7,12 +7,12 @@ from typing import Any
 
 from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
-from selfspec.serve.responses import Usage
+from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.responses import Usage, cached_tokens
 from selfspec.types import TextPiece
 
 
-class MessageBodies(JsonBodies):
+class MessageBodies(Bodies):
     """The bodies of an answered message. Its blocks are those of the answer: reasoning, text and calls."""
 
     def __init__(self, model: str) -> None:
@@ -23,7 +23,7 @@ class MessageBodies(JsonBodies):
         """The body that is not a stream."""
         [answer] = answers
         content = [_block(block, whole=True) for block in answer.blocks]
-        return Event("", {**self._message(content, usage), **_stop(answer)})
+        return Event({**self._message(content, usage), **_stop(answer)})
 
     def start(self, usage: Usage) -> Iterator[Event]:
         """The event that a stream begins with."""
@@ -54,7 +54,7 @@ class MessageBodies(JsonBodies):
 
     def failed(self, error: ApiError) -> Iterator[Event]:
         """The event of an error, after which nothing comes."""
-        yield Event("error", error.messages_body)
+        yield Event(error.messages_body, "error")
 
     def ping(self) -> str:
         """What says in a stream that it is alive."""
@@ -79,7 +79,7 @@ class MessageBodies(JsonBodies):
 
 
 def _event(name: str, **fields: Any) -> Event:
-    return Event(name, {"type": name, **fields})
+    return Event({"type": name, **fields}, name)
 
 
 def _block(block: Block, *, whole: bool) -> dict[str, Any]:
@@ -119,8 +119,8 @@ def _stop(answer: Answer) -> dict[str, Any]:
 def _usage(usage: Usage) -> dict[str, Any]:
     """Numbers of tokens; those that were not read again are not in ``input_tokens``."""
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": usage["prompt_tokens"] - cached_tokens(usage),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
+        "cache_read_input_tokens": cached_tokens(usage),
+        "output_tokens": usage["completion_tokens"],
     }

@@ -8,8 +8,8 @@ from typing import Any
 
 from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.interfaces.json_bodies import Event, JsonBodies
-from selfspec.serve.responses import Usage
+from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.responses import Usage, cached_tokens
 from selfspec.types import TextPiece
 
 _PREFIXES = {"call": "fc", "reasoning": "rs", "text": "msg"}
@@ -19,7 +19,7 @@ _PREFIXES = {"call": "fc", "reasoning": "rs", "text": "msg"}
 class _WithResponse(Event):
     """A response, or an event that ends with one. What it repeats of its request is JSON already."""
 
-    repeated: str
+    repeated: str = "{}"
 
     def to_json(self) -> str:
         """See ``Event``."""
@@ -27,7 +27,7 @@ class _WithResponse(Event):
         return f"{super().to_json().removesuffix(ends)}, {self.repeated.removeprefix('{')}{ends[1:]}"
 
 
-class ResponseBodies(JsonBodies):
+class ResponseBodies(Bodies):
     """The bodies of a response. Its items are the blocks of the answer: reasoning, messages and calls.
 
     ``repeated`` is a JSON object of the request's fields that a response has, too. ``namespaces`` are those of tools,
@@ -45,7 +45,7 @@ class ResponseBodies(JsonBodies):
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
         [answer] = answers
-        return _WithResponse("", self._ended(answer, usage), self._repeated)
+        return _WithResponse(self._ended(answer, usage), repeated=self._repeated)
 
     def start(self, usage: Usage) -> Iterator[Event]:
         """The events that a stream begins with."""
@@ -127,10 +127,10 @@ class ResponseBodies(JsonBodies):
 
     def _event(self, name: str, /, **fields: Any) -> Event:
         number, self._number = self._number, self._number + 1
-        return Event(name, {"type": name, "sequence_number": number, **fields})
+        return Event({"type": name, "sequence_number": number, **fields}, name)
 
     def _with_response(self, name: str, response: dict[str, Any]) -> Event:
-        return _WithResponse(name, self._event(name, response=response).fields, self._repeated)
+        return _WithResponse(self._event(name, response=response).fields, name, self._repeated)
 
     def _item_event(self, name: str, index: int, /, **fields: Any) -> Event:
         return self._event(name, item_id=self._ids[index], output_index=index, **fields)
@@ -194,11 +194,11 @@ def _status(answer: Answer, index: int) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    details = usage.completion_tokens_details
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"] if "completion_tokens_details" in usage else 0
     return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0 if details is None else details.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached_tokens(usage), "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": usage["total_tokens"],
     }
