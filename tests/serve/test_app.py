@@ -326,7 +326,7 @@ def test_a_client_that_does_not_wait_cancels_its_answer() -> None:
     [
         (PATH, CHAT, ": ping"),
         ("/v1/completions", {"prompt": "a"}, ": ping"),
-        ("/v1/messages", {**CHAT, "max_tokens": 20}, 'event: ping\ndata: {"type": "ping"}'),
+        ("/v1/messages", {**CHAT, "max_tokens": 20}, 'event: ping\ndata: {"type":"ping"}'),
         ("/v1/responses", {"input": "Hi"}, "event: response.in_progress\n"),
     ],
 )

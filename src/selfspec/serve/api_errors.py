@@ -4,23 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from selfspec.errors import (
-    ContextLengthError,
-    EngineClosedError,
-    EngineFailedError,
-    InvalidParameterError,
-    InvalidPromptError,
-    InvalidSettingError,
-    MethodLoadError,
-    MissingPackageError,
-    OutOfMemoryError,
-    QueueFullError,
-    RequestTimeoutError,
-    RequestTooLargeError,
-    SelfSpecError,
-    UnknownMethodError,
-    first_line,
-)
+from selfspec import errors
+from selfspec.errors import first_line
 
 RETRY_SECONDS = 1
 """What ``Retry-After`` says while the queue is full or the server ends."""
@@ -132,29 +117,29 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
     match error:
         case ApiError():
             return error
-        case ContextLengthError():
+        case errors.ContextLengthError():
             return exceeds_context(text, prompt)
-        case InvalidPromptError():
+        case errors.InvalidPromptError():
             return invalid(text, prompt)
-        case InvalidParameterError():
+        case errors.InvalidParameterError():
             return invalid(text, _field(text, fields or {}))
-        case UnknownMethodError() | InvalidSettingError() | MethodLoadError():
+        case errors.UnknownMethodError() | errors.InvalidSettingError() | errors.MethodLoadError():
             return invalid(text, "speculative.method")
-        case QueueFullError():
+        case errors.QueueFullError():
             return ApiError(429, text, code="queue_full", retry=True)
-        case RequestTimeoutError():
+        case errors.RequestTimeoutError():
             return ApiError(408, text, code="timeout")
-        case OutOfMemoryError():
+        case errors.OutOfMemoryError():
             return ApiError(503, text, code="out_of_memory", retry=True)
-        case EngineFailedError():
+        case errors.EngineFailedError():
             return ApiError(503, text, code="engine_failed", retry=True)
-        case EngineClosedError():
+        case errors.EngineClosedError():
             return ApiError(503, text, code="not_ready", retry=True)
-        case RequestTooLargeError():
+        case errors.RequestTooLargeError():
             return invalid(text, prompt, "request_too_large")
-        case MissingPackageError():
+        case errors.MissingPackageError():
             return ApiError(501, text, code="not_installed")
-        case SelfSpecError():
+        case errors.SelfSpecError():
             return ApiError(500, text)
     return ApiError(500, f"the server failed: {type(error).__name__}: {first_line(error)}")
 
@@ -165,12 +150,12 @@ def _field(message: str, fields: Mapping[str, str]) -> str | None:
     return fields.get(word, word if word.isidentifier() else None)
 
 
-def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
+def as_invalid(problems: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     """The answer to a body that does not fit: the error of the field that pydantic's errors are about."""
-    if errors[0]["loc"] == () and not isinstance(body, dict):
+    if problems[0]["loc"] == () and not isinstance(body, dict):
         return ApiError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
     found: dict[str, Mapping[str, Any]] = {}
-    for error in errors[:_CONSIDERED]:
+    for error in problems[:_CONSIDERED]:
         path = _path(error["loc"], body)
         if path not in found or _is_type(found[path]):  # an alternative of the right type says more
             found[path] = error
@@ -184,7 +169,7 @@ def as_invalid(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     if error["type"] == "missing":
         return invalid(f"missing required parameter: '{path}'", path, "missing_required_parameter")
     told = [f"{where}: {_sentence(each)}" if where else _sentence(each) for where, each in inner.items()]
-    left = len(told[_MANY:]) + len(errors[_CONSIDERED:])
+    left = len(told[_MANY:]) + len(problems[_CONSIDERED:])
     more = f" (and {left} more)" if left else ""
     return invalid("; ".join(told[:_MANY]) + more, path or _named(told[0], body))
 

@@ -33,7 +33,7 @@ from selfspec.serve.token_text import token_text
 from selfspec.types import TextPiece, TokenLogprobs
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """A body, or an event of a stream, which may have a name."""
 

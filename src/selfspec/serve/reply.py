@@ -44,6 +44,7 @@ class Reply:
         self.request = request
         self.outcome: Literal["open", "complete", "cancelled", "failed"] = "open"
         self._answers, self._bodies, self._prompts, self._metrics = answers, bodies, prompts, metrics
+        self._options = request.stream_options or StreamOptions()
         self._began = time.perf_counter()
         self._last = [0.0] * len(answers)
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._give_up, seconds)
@@ -117,7 +118,7 @@ class Reply:
     def _event(self, body: Event, report: Callable[[], Report] | None = None) -> str:
         """An event; chunks of OpenAI's interfaces with the report and the numbers of tokens that were asked for."""
         if self._bodies.takes_reports:
-            options = self.request.stream_options or StreamOptions()
+            options = self._options
             more: dict[str, Any] = {} if report is None else {"selfspec": report()}
             if options.include_usage and "usage" not in body.fields:
                 more["usage"] = self._usage_so_far() if options.continuous_usage_stats else None

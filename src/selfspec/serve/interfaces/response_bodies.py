@@ -15,7 +15,7 @@ from selfspec.types import TextPiece
 _PREFIXES = {"call": "fc", "reasoning": "rs", "text": "msg"}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _WithResponse(Event):
     """A response, or an event that ends with one. What it repeats of its request is JSON already."""
 
@@ -24,7 +24,7 @@ class _WithResponse(Event):
     def to_json(self) -> str:
         """See ``Event``."""
         ends = "}}" if self.name else "}"
-        return f"{super().to_json().removesuffix(ends)}, {self.repeated.removeprefix('{')}{ends[1:]}"
+        return f"{Event.to_json(self).removesuffix(ends)}, {self.repeated.removeprefix('{')}{ends[1:]}"
 
 
 class ResponseBodies(Bodies):
