@@ -12,8 +12,8 @@ _STYLES = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    ("[SUFFIX]", "[PREFIX]"),  # Codestral, without the third: before the end, between it and the beginning
 )
-_SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")  # Codestral: the end, then the beginning
 _FILE_NAMES = ("<|file_sep|>", "<file_sep>", "<filename>")
 
 Encode = Callable[[str], list[int]]
@@ -28,20 +28,15 @@ class FillTokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         vocabulary = tokenizer.get_vocab()
-
-        def known(names: Sequence[str]) -> list[int] | None:
-            ids = [vocabulary.get(name) for name in names]
-            return None if None in ids else [each for each in ids if each is not None]
-
-        self._style = next((ids for style in _STYLES if (ids := known(style)) is not None), None)
-        self._suffix_first = known(_SUFFIX_FIRST)
+        known = next((style for style in _STYLES if vocabulary.keys() >= {*style}), ())
+        self._style = [vocabulary[name] for name in known]
         self._file = next((vocabulary[name] for name in _FILE_NAMES if name in vocabulary), None)
         self._bos = tokenizer.bos_token_id if getattr(tokenizer, "add_bos_token", False) else None
 
     @property
     def can_fill(self) -> bool:
         """Whether the tokenizer has the tokens."""
-        return self._style is not None or self._suffix_first is not None
+        return bool(self._style)
 
     def encode(self, before: str, after: str, encode: Encode, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """The token ids after which a model writes what is between two texts.
@@ -54,9 +49,7 @@ class FillTokens:
             for name, text in files:
                 start += [self._file, *encode(f"{name}\n{text}\n")]
             start += [self._file, *encode("\n")] if files else []
-        if self._style is None:
-            assert self._suffix_first is not None, "the tokenizer has no tokens to fill with"
-            end, beginning = self._suffix_first
-            return [*start, end, *encode(after), beginning, *encode(before)]
-        beginning, gap, end = self._style
-        return [*start, beginning, *encode(before), gap, *encode(after), end]
+        assert self.can_fill, "the tokenizer has no tokens to fill with"
+        texts = (before, after) if len(self._style) > 2 else (after, before)
+        first, second, *last = self._style
+        return [*start, first, *encode(texts[0]), second, *encode(texts[1]), *last]
