@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from helpers.serving import ScriptedEngine, ScriptedStream
 from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
+from selfspec.serve.reader import Prepared
 from selfspec.serve.requests import ChatRequest, CompletionRequest
 from selfspec.types import SamplingParams, TextPiece
 
@@ -27,12 +28,13 @@ def chunks(bodies: Bodies, text: str) -> list[Any]:
 
 
 def chat_bodies(**fields: Any) -> ChatBodies:
-    return ChatBodies(ChatRequest.model_validate({"model": "m\0", **CHAT, "stream": True, **fields}), "m\0", None)  # type: ignore[arg-type]
+    request = ChatRequest.model_validate({"model": "m\0", **CHAT, "stream": True, **fields})
+    return ChatBodies(Prepared(request, [[1]], 1), "m\0", None)  # type: ignore[arg-type]
 
 
 def completion_bodies(**fields: Any) -> CompletionBodies:
     request = CompletionRequest.model_validate({"model": "m\0", "prompt": "a", "stream": True, **fields})
-    return CompletionBodies(request, "m\0", None)  # type: ignore[arg-type]
+    return CompletionBodies(Prepared(request, [[1]], 1), "m\0", None)  # type: ignore[arg-type]
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

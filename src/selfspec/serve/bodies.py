@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from selfspec import __version__
 from selfspec.serve.answer import Answer, Growth
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.requests import GenerationRequest
+from selfspec.serve.reader import Prepared
 from selfspec.serve.responses import (
     AnswerMessage,
     ApiFinishReason,
@@ -57,6 +57,9 @@ class Bodies(ABC):
 
     takes_reports = False
     """Whether chunks and bodies may have the report and the numbers of tokens that a request asks for."""
+
+    def __init__(self, read: Prepared, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._read, self._model, self._tokenizer = read, model, tokenizer
 
     @abstractmethod
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
@@ -105,16 +108,17 @@ class _RequestBodies(Bodies):
     done = "data: [DONE]\n\n"
     takes_reports = True
 
-    def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, read: Prepared, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(read, model, tokenizer)
+        request, options = read.request, read.request.stream_options
         self._head: dict[str, Any] = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": f"selfspec-{__version__}",
         }
-        self._includes_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        self._includes_usage = options is not None and bool(options.include_usage)
         self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
-        self._tokenizer = tokenizer
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
@@ -207,8 +211,8 @@ class CompletionBodies(_RequestBodies):
     id_prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def __init__(self, request: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(request, model, tokenizer)
+    def __init__(self, read: Prepared, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(read, model, tokenizer)
         self._offsets: dict[int, int] = {}  # characters of each answer that earlier chunks had
 
     def first(self, answer: Answer) -> Iterator[Event]:

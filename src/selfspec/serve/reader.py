@@ -48,8 +48,9 @@ class Prepared:
     without it, there are as many as there is room for. ``constraint`` is what the answers have to be, and
     ``constraint_field`` what asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin
     with their prompts; one text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of
-    a chat is to be read. ``names`` are those of fields in the interface that the request came by; ``repeated`` and
-    ``namespaces`` are what ``ResponseBodies`` takes.
+    a chat is to be read. ``names`` are those of fields in the interface that the request came by; ``repeated`` is
+    a JSON object of the request's fields that a response has, too, and ``namespaces`` are those of tools, with their
+    names there, by the names that the model sees.
     """
 
     request: GenerationRequest
@@ -96,7 +97,7 @@ class RequestReader:
     def infill(self, body: bytes) -> Prepared:
         """Reads a request to ``/infill``."""
         request = _parse(InfillRequest, body)
-        with _renaming(request.fields):
+        with renaming(request.fields):
             self._check_characters([*map(_plain, request.input_extra or ())], "input_extra")
             read = self._completion(_translated(request.as_completion), request.files)
         return replace(read, names=request.fields, usual_tokens=_FILL_TOKENS)
@@ -113,7 +114,7 @@ class RequestReader:
     def response(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/responses``."""
         request = _parse(ResponsesRequest, body)
-        with _renaming(request.fields):
+        with renaming(request.fields):
             prepared = self.prepare_chat(_translated(request.as_chat))
         repeated, namespaces = request.repeated(), request.namespaces()
         return replace(prepared, names=request.fields, repeated=repeated, namespaces=namespaces)
@@ -295,7 +296,7 @@ def _translated(make: Callable[[], Parsed]) -> Parsed:
 
 
 @contextmanager
-def _renaming(fields: Mapping[str, str]) -> Iterator[None]:
+def renaming(fields: Mapping[str, str]) -> Iterator[None]:
     """Names fields as the interface does that the request came by."""
     try:
         yield

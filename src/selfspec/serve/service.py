@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import ApiError, as_api_error
@@ -19,7 +17,7 @@ from selfspec.serve.limits import Limits
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.parameters import check_logprobs, choices_of, fields_of, to_params
 from selfspec.serve.pool import ReaderPool
-from selfspec.serve.reader import Prepared, RequestReader, unknown_model
+from selfspec.serve.reader import Prepared, RequestReader, renaming, unknown_model
 from selfspec.serve.reply import Reply
 from selfspec.serve.responses import ModelCard, ModelList, ServedMethods
 from selfspec.serve.served_engine import ServedEngine
@@ -30,28 +28,14 @@ PLAIN = "autoregressive"
 """The method without drafts."""
 
 
-class Interface(NamedTuple):
-    """How an interface reads a request for text, and what writes the bodies of its answers.
-
-    The latter is made for a request, with the model's name and its tokenizer.
-    """
-
-    read: Callable[[RequestReader, bytes], Prepared]
-    bodies: Callable[[Prepared, str, PreTrainedTokenizerBase], Bodies]
-
-
-INTERFACES = {
-    "chat": Interface(RequestReader.chat, lambda read, model, tokenizer: ChatBodies(read.request, model, tokenizer)),
-    "completions": Interface(
-        RequestReader.completion, lambda read, model, tokenizer: CompletionBodies(read.request, model, tokenizer)
-    ),
-    "messages": Interface(RequestReader.message, lambda read, model, _: MessageBodies(model)),
-    "responses": Interface(
-        RequestReader.response, lambda read, model, _: ResponseBodies(model, read.repeated, read.namespaces)
-    ),
-    "infill": Interface(RequestReader.infill, lambda read, model, _: InfillBodies(model)),
+INTERFACES: Mapping[str, tuple[Callable[[RequestReader, bytes], Prepared], type[Bodies]]] = {
+    "chat": (RequestReader.chat, ChatBodies),
+    "completions": (RequestReader.completion, CompletionBodies),
+    "messages": (RequestReader.message, MessageBodies),
+    "responses": (RequestReader.response, ResponseBodies),
+    "infill": (RequestReader.infill, InfillBodies),
 }
-"""The interfaces that write text."""
+"""The interfaces that write text: how each reads a request, and what writes the bodies of its answers."""
 
 
 class Service:
@@ -133,22 +117,16 @@ class Service:
     async def answer(self, interface: str, body: bytes, request_id: str, scope: str = "") -> Reply:
         """Begins to answer a request of one of the ``INTERFACES``, whose names errors give to its fields.
 
-        Raises ``ApiError`` if it does not fit or cannot be taken now. Requests of one ``scope`` share what is known of
-        their prompts.
+        Raises ``ApiError`` if it does not fit, ``SelfSpecError`` if none can be taken now. Requests of one ``scope``
+        share what is known of their prompts.
         """
         read, make_bodies = INTERFACES[interface]
         self.check_ready()
-        try:
-            self.engine.queue.check_room()
-        except Exception as error:
-            raise as_api_error(error) from error
+        self.engine.queue.check_room()
         prepared = await self.read(read, body)
-        try:
+        with renaming(prepared.names):
             bodies = make_bodies(prepared, self._adapter(prepared) or self.names[0], self.engine.tokenizer)
             return await self._submit(prepared, bodies, request_id, scope)
-        except ApiError as error:
-            error.param = prepared.names.get(error.param or "", error.param)
-            raise
 
     async def read(self, do: Callable[[RequestReader, bytes], T], body: bytes) -> T:
         """What the reader does with a body, in a process of its own."""

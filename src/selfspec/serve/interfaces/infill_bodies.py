@@ -13,9 +13,6 @@ from selfspec.types import TextPiece
 class InfillBodies(Bodies):
     """The bodies of what was written into a gap."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
-
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
         return Event(self._said(answers[0], answers[0].text, usage))

@@ -15,8 +15,9 @@ from selfspec.types import TextPiece
 class MessageBodies(Bodies):
     """The bodies of an answered message. Its blocks are those of the answer: reasoning, text and calls."""
 
-    def __init__(self, model: str) -> None:
-        self._id, self._model = f"msg_{uuid.uuid4().hex[:24]}", model
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._id = f"msg_{uuid.uuid4().hex[:24]}"
         self._open: int | None = None  # the block that is being written
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +28,11 @@ class _WithResponse(Event):
 
 
 class ResponseBodies(Bodies):
-    """The bodies of a response. Its items are the blocks of the answer: reasoning, messages and calls.
+    """The bodies of a response. Its items are the blocks of the answer: reasoning, messages and calls."""
 
-    ``repeated`` is a JSON object of the request's fields that a response has, too. ``namespaces`` are those of tools,
-    with their names there, by the names that the model sees.
-    """
-
-    def __init__(self, model: str, repeated: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
-        self._model, self._repeated, self._namespaces = model, repeated, namespaces
         self._number = 0
         self._ids: list[str] = []  # of the items so far
         self._open: Block | None = None
@@ -45,7 +41,7 @@ class ResponseBodies(Bodies):
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
         [answer] = answers
-        return _WithResponse(self._ended(answer, usage), repeated=self._repeated)
+        return _WithResponse(self._ended(answer, usage), repeated=self._read.repeated)
 
     def start(self, usage: Usage) -> Iterator[Event]:
         """The events that a stream begins with."""
@@ -120,9 +116,9 @@ class ResponseBodies(Bodies):
 
     def _called(self, block: Block) -> dict[str, str]:
         """The name of a tool that is called, and its namespace if it has one."""
-        if block.name not in self._namespaces:
+        if block.name not in self._read.namespaces:
             return {"name": block.name}
-        namespace, name = self._namespaces[block.name]
+        namespace, name = self._read.namespaces[block.name]
         return {"name": name, "namespace": namespace}
 
     def _event(self, name: str, /, **fields: Any) -> Event:
@@ -130,7 +126,7 @@ class ResponseBodies(Bodies):
         return Event({"type": name, "sequence_number": number, **fields}, name)
 
     def _with_response(self, name: str, response: dict[str, Any]) -> Event:
-        return _WithResponse(self._event(name, response=response).fields, name, self._repeated)
+        return _WithResponse(self._event(name, response=response).fields, name, self._read.repeated)
 
     def _item_event(self, name: str, index: int, /, **fields: Any) -> Event:
         return self._event(name, item_id=self._ids[index], output_index=index, **fields)
