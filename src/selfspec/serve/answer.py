@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from selfspec.async_engine import RequestStream
-from selfspec.serve.formats.dialect import Reader
-from selfspec.serve.formats.scanner import Part
+from selfspec.serve.formats.scanner import Part, Scanner
 from selfspec.serve.metrics import Savings
 from selfspec.serve.requests import GenerationRequest
 from selfspec.serve.responses import ApiFinishReason, Report, ReportedToken
@@ -60,7 +59,7 @@ class Answer:
         engine: ServedEngine,
         method: str,
         echoed: Sequence[tuple[str, int]] = (),
-        reader: Reader | None = None,
+        reader: Scanner | None = None,
     ) -> None:
         self.index, self.stream, self.echoed = index, stream, echoed
         self.prompt = "".join(text for text, _ in echoed)

@@ -39,21 +39,15 @@ class Savings:
         self._sequences = 1
 
     @property
-    def plain_seconds(self) -> float:
-        """Seconds of plain decoding."""
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of plain decoding, and of the rounds."""
         self._count()
-        return self._plain
-
-    @property
-    def round_seconds(self) -> float:
-        """Seconds of the rounds."""
-        self._count()
-        return self._spent
+        return self._plain, self._spent
 
     @property
     def speedup(self) -> float | None:
         """The speedup so far; ``None`` before there is an estimate."""
-        plain, spent = self.plain_seconds, self.round_seconds
+        plain, spent = self.seconds
         return plain / spent if plain and spent else None
 
     def note(self, records: Sequence[Round], sequences: int) -> None:
@@ -127,8 +121,8 @@ class Metrics:
         self._whole.observe(seconds)
         self._prompts.observe(result.prompt_token_count)
         self._answers.observe(result.new_token_count)
-        self._plain = _FADE * self._plain + savings.plain_seconds
-        self._spent = _FADE * self._spent + savings.round_seconds
+        plain, spent = savings.seconds
+        self._plain, self._spent = _FADE * self._plain + plain, _FADE * self._spent + spent
         if self._spent:
             self._speedup.set(self._plain / self._spent)
 

@@ -13,7 +13,7 @@ from selfspec.serve.formats.choose import Formats, Thinking, choose_formats
 from selfspec.serve.formats.harmony import Harmony
 from selfspec.serve.formats.lark import Rules
 from selfspec.serve.formats.marks import Marks
-from selfspec.serve.formats.scanner import NotACall, Part, Scanner, Steps
+from selfspec.serve.formats.scanner import Scanner, Steps
 
 _KEY, _SAID = "argument", "what was said"
 
@@ -76,13 +76,14 @@ class Dialect:
         begin, end = self._formats.thinking.names
         return prefilled.rfind(begin) > prefilled.rfind(end) or self._end_of(prompt).endswith(begin)
 
-    def reader(self, asked: Asked, *, thinks: bool) -> "Reader | None":
+    def reader(self, asked: Asked, *, thinks: bool) -> Scanner | None:
         """Reads an answer; ``None`` where its text is all there can be."""
         formats = self._formats
         if not asked.tools and formats.thinking is None and not isinstance(formats.calls, Harmony):
             return None
         scan = Scanner(self._marks, asked.tools, parallel=asked.parallel)
-        return Reader(self._marks, scan, _read_answer(scan, formats, thinks=thinks))
+        scan.begin(_read_answer(scan, formats, thinks=thinks))
+        return scan
 
     def constraint(self, asked: Asked, prompt: Sequence[int], *, thinks: bool) -> Constraint | None:
         """What the output has to be, calls and reasoning included; ``None`` for any text."""
@@ -120,43 +121,6 @@ class Dialect:
 
     def _end_of(self, prompt: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(prompt[-16:]), skip_special_tokens=False)).rstrip()
-
-
-class Reader:
-    """Reads an answer as it grows."""
-
-    def __init__(self, marks: Marks, scan: Scanner, steps: Steps[None]) -> None:
-        self._marks, self._scan, self._steps = marks, scan, steps
-        next(steps)
-
-    def marked(self, token_id: int, text: str) -> str:
-        """The text of a token as ``push`` takes it."""
-        return self._marks.of_token(token_id, text)
-
-    @property
-    def thinking(self) -> bool:
-        """Whether reasoning is being written."""
-        return self._scan.thinking
-
-    def push(self, text: str) -> list[Part]:
-        """Takes more of the text, with marks; returns what it adds."""
-        if text:
-            if self._scan.add(text):
-                self._steps.throw(NotACall())
-            else:
-                next(self._steps)
-        return self._take()
-
-    def flush(self) -> list[Part]:
-        """What is still held back, as the answer ends here."""
-        self._scan.end()
-        next(self._steps, None)
-        self._scan.finish()
-        return self._take()
-
-    def _take(self) -> list[Part]:
-        parts, self._scan.parts = self._scan.parts, []
-        return parts
 
 
 def _read_answer(scan: Scanner, formats: Formats, *, thinks: bool) -> Steps[None]:

@@ -35,7 +35,7 @@ class Part:
 
 
 class Scanner:
-    """The text of one answer, with what formats need to read it. ``parts`` collects what was read.
+    """Reads one answer as it grows, by a format, which ``begin`` is given. ``parts`` collects what was read.
 
     Args:
         marks: of the tokenizer.
@@ -53,16 +53,41 @@ class Scanner:
         self.thinking = False
         self._fresh, self._strip = True, False  # nothing but whitespace so far; drop it
 
-    def add(self, text: str) -> bool:
-        """Adds text; returns whether more of it may be held back than a call can have."""
-        keep = self._at if self._held is None else self._held
-        self._text, self._at = self._text[keep:] + text, self._at - keep
-        self._held = None if self._held is None else 0
-        return self._held is not None and len(self._text) > MOST_HELD
+    # The answer as it grows
 
-    def end(self) -> None:
-        """Says that no more text comes."""
+    def begin(self, steps: Steps[None]) -> None:
+        """Begins to read by a format."""
+        self._steps = steps
+        next(steps)
+
+    def marked(self, token_id: int, text: str) -> str:
+        """The text of a token as ``push`` takes it."""
+        return self._marks.of_token(token_id, text)
+
+    def push(self, text: str) -> list[Part]:
+        """Takes more of the text, with marks; returns what it adds."""
+        if text:
+            keep = self._at if self._held is None else self._held
+            self._text, self._at = self._text[keep:] + text, self._at - keep
+            self._held = None if self._held is None else 0
+            if self._held is not None and len(self._text) > MOST_HELD:
+                self._steps.throw(NotACall())
+            else:
+                next(self._steps)
+        return self._take()
+
+    def flush(self) -> list[Part]:
+        """What is still held back, as the answer ends here: whitespace, too, if that is all of it."""
         self._ended = True
+        next(self._steps, None)
+        if self._fresh and not self.calls and not self._strip:
+            self._fresh = False
+            self._give("text", self._blank)
+        return self._take()
+
+    def _take(self) -> list[Part]:
+        parts, self.parts = self.parts, []
+        return parts
 
     # What the answer is
 
@@ -112,12 +137,6 @@ class Scanner:
         """Ends a call; the arguments of one that has none are an empty object."""
         if self._empty:
             self.arguments("{}")
-
-    def finish(self) -> None:
-        """Gives the whitespace that is held back, if it is all of the answer."""
-        if self._fresh and not self.calls and not self._strip:
-            self._fresh = False
-            self._give("text", self._blank)
 
     def _give(self, kind: Literal["text", "reasoning", "call", "arguments"], text: str) -> None:
         text = self._marks.plain(text)
