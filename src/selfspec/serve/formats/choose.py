@@ -20,14 +20,6 @@ class Thinking:
     names: tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Formats:
-    """How a model writes calls, and reasoning if it does."""
-
-    calls: CallFormat | Harmony
-    thinking: Thinking | None
-
-
 _THINKING = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -42,16 +34,15 @@ _DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _KIMI_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
 
-def choose_formats(template: str, marks: Marks) -> Formats:
-    """The formats of a model with this chat template; calls are bare JSON objects where it shows no other form."""
-    thinking = next((pair for pair in _THINKING if pair[0] in template and pair[1] in template), None)
-    return Formats(
-        _choose_calls(template, marks),
-        None if thinking is None else Thinking(marks(thinking[0]), marks(thinking[1]), thinking),
-    )
+def choose_thinking(template: str, marks: Marks) -> Thinking | None:
+    """How a model with this chat template writes reasoning, if it does."""
+    names = next((pair for pair in _THINKING if pair[0] in template and pair[1] in template), None)
+    return None if names is None else Thinking(marks(names[0]), marks(names[1]), names)
 
 
-def _choose_calls(template: str, marks: Marks) -> CallFormat | Harmony:
+def choose_calls(template: str, marks: Marks) -> CallFormat | Harmony:
+    """How a model with this chat template writes calls: bare JSON objects where it shows no other form."""
+
     def knows(*names: str) -> bool:
         return all(name in template or (name.startswith("<|") and marks.has(name)) for name in names)
 

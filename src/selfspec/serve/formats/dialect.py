@@ -9,7 +9,8 @@ from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.constraint import Constraint
-from selfspec.serve.formats.choose import Formats, Thinking, choose_formats
+from selfspec.serve.formats.calls import CallFormat
+from selfspec.serve.formats.choose import Thinking, choose_calls, choose_thinking
 from selfspec.serve.formats.harmony import Harmony
 from selfspec.serve.formats.lark import Rules
 from selfspec.serve.formats.marks import Marks
@@ -60,7 +61,8 @@ class Dialect:
         given = getattr(tokenizer, "chat_template", None) or ""
         self.template = given if isinstance(given, str) else given.get("tool_use", given.get("default", ""))
         self._reads = _names_in(self.template)
-        self._formats = choose_formats(self.template, self._marks)
+        self._calls = choose_calls(self.template, self._marks)
+        self._thinking = choose_thinking(self.template, self._marks)
         self.short_ids = "[TOOL_CALLS]" in self.template
         self.takes_late_system = _takes_late_system(tokenizer)
         self.arguments_as_text = not _writes(tokenizer, {_KEY: 1}) and _writes(tokenizer, json.dumps({_KEY: 1}))
@@ -71,39 +73,37 @@ class Dialect:
 
     def is_thinking(self, prompt: Sequence[int], prefilled: str = "") -> bool:
         """Whether an answer begins within reasoning: the prompt, or the beginning of the answer in it, begins it."""
-        if self._formats.thinking is None:
+        if self._thinking is None:
             return False
-        begin, end = self._formats.thinking.names
+        begin, end = self._thinking.names
         return prefilled.rfind(begin) > prefilled.rfind(end) or self._end_of(prompt).endswith(begin)
 
     def reader(self, asked: Asked, *, thinks: bool) -> Scanner | None:
         """Reads an answer; ``None`` where its text is all there can be."""
-        formats = self._formats
-        if not asked.tools and formats.thinking is None and not isinstance(formats.calls, Harmony):
+        if not asked.tools and self._thinking is None and not isinstance(self._calls, Harmony):
             return None
         scan = Scanner(self._marks, asked.tools, parallel=asked.parallel)
-        scan.begin(_read_answer(scan, formats, thinks=thinks))
+        scan.begin(_read_answer(scan, self._calls, self._thinking, thinks=thinks))
         return scan
 
     def constraint(self, asked: Asked, prompt: Sequence[int], *, thinks: bool) -> Constraint | None:
         """What the output has to be, calls and reasoning included; ``None`` for any text."""
         if asked.form is None and not asked.must_call and not asked.strict:
             return None
-        formats, rules = self._formats, Rules(self._marks)
-        thinking, harmony = formats.thinking, isinstance(formats.calls, Harmony)
-        if asked.form is not None and not asked.tools and thinking is None and not harmony:
+        rules, calls, thinking = Rules(self._marks), self._calls, self._thinking
+        if asked.form is not None and not asked.tools and thinking is None and not isinstance(calls, Harmony):
             return asked.form
         bodies = []
         if asked.form is not None and not asked.must_call:
             body = _form(rules, asked.form)
-            bodies.append(formats.calls.final(rules, body) if isinstance(formats.calls, Harmony) else body)
+            bodies.append(calls.final(rules, body) if isinstance(calls, Harmony) else body)
         if asked.tools:
             scan = Scanner(self._marks, asked.tools)
-            calls = formats.calls.rule(rules, scan, parallel=asked.parallel)
-            bodies.append(calls if asked.must_call or asked.form is not None else self._among_text(rules, calls, asked))
+            rule = calls.rule(rules, scan, parallel=asked.parallel)
+            bodies.append(rule if asked.must_call or asked.form is not None else self._among_text(rules, rule, asked))
         start = rules.one_of(bodies)
-        if isinstance(formats.calls, Harmony):
-            start = f"{formats.calls.thinking(rules)}? {start}"
+        if isinstance(calls, Harmony):
+            start = f"{calls.thinking(rules)}? {start}"
         elif thinking is not None and thinks:
             start = f"{rules.up_to(thinking.end)} {rules.space()} {start}"
         elif thinking is not None and not self._end_of(prompt).endswith(thinking.names[1]):
@@ -116,21 +116,20 @@ class Dialect:
 
     def can_be_strict(self) -> bool:
         """Whether calls can be told from the text before them by a token, so that they alone can follow a grammar."""
-        calls = self._formats.calls
+        calls = self._calls
         return not isinstance(calls, Harmony) and bool(calls.openers) and self._marks.is_mark(calls.openers[0][:1])
 
     def _end_of(self, prompt: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(prompt[-16:]), skip_special_tokens=False)).rstrip()
 
 
-def _read_answer(scan: Scanner, formats: Formats, *, thinks: bool) -> Steps[None]:
+def _read_answer(scan: Scanner, calls: CallFormat | Harmony, thinking: Thinking | None, *, thinks: bool) -> Steps[None]:
     """Reads an answer into parts; ``thinks`` says that it begins within reasoning."""
-    calls = formats.calls
     if isinstance(calls, Harmony):
         yield from calls.read(scan)
         return
-    if formats.thinking is not None:
-        yield from _read_thinking(scan, formats.thinking, thinks=thinks)
+    if thinking is not None:
+        yield from _read_thinking(scan, thinking, thinks=thinks)
     openers: Sequence[str] = ()
     silent: Sequence[str] = ()
     if scan.tools:
