@@ -59,7 +59,7 @@ class Bodies(ABC):
     """Whether chunks and bodies may have the report and the numbers of tokens that a request asks for."""
 
     def __init__(self, read: Prepared, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._read, self._model, self._tokenizer = read, model, tokenizer
+        self._model, self._tokenizer = model, tokenizer
 
     @abstractmethod
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:

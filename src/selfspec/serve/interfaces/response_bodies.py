@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.reader import Prepared
 from selfspec.serve.responses import Usage, cached_tokens
 from selfspec.types import TextPiece
 
@@ -30,8 +33,9 @@ class _WithResponse(Event):
 class ResponseBodies(Bodies):
     """The bodies of a response. Its items are the blocks of the answer: reasoning, messages and calls."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, read: Prepared, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(read, model, tokenizer)
+        self._repeated, self._namespaces = read.repeated, read.namespaces
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
         self._number = 0
         self._ids: list[str] = []  # of the items so far
@@ -41,7 +45,7 @@ class ResponseBodies(Bodies):
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
         """The body that is not a stream."""
         [answer] = answers
-        return _WithResponse(self._ended(answer, usage), repeated=self._read.repeated)
+        return _WithResponse(self._ended(answer, usage), repeated=self._repeated)
 
     def start(self, usage: Usage) -> Iterator[Event]:
         """The events that a stream begins with."""
@@ -116,9 +120,9 @@ class ResponseBodies(Bodies):
 
     def _called(self, block: Block) -> dict[str, str]:
         """The name of a tool that is called, and its namespace if it has one."""
-        if block.name not in self._read.namespaces:
+        if block.name not in self._namespaces:
             return {"name": block.name}
-        namespace, name = self._read.namespaces[block.name]
+        namespace, name = self._namespaces[block.name]
         return {"name": name, "namespace": namespace}
 
     def _event(self, name: str, /, **fields: Any) -> Event:
@@ -126,7 +130,7 @@ class ResponseBodies(Bodies):
         return Event({"type": name, "sequence_number": number, **fields}, name)
 
     def _with_response(self, name: str, response: dict[str, Any]) -> Event:
-        return _WithResponse(self._event(name, response=response).fields, name, self._read.repeated)
+        return _WithResponse(self._event(name, response=response).fields, name, self._repeated)
 
     def _item_event(self, name: str, index: int, /, **fields: Any) -> Event:
         return self._event(name, item_id=self._ids[index], output_index=index, **fields)
