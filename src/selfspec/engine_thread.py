@@ -164,8 +164,6 @@ class EngineThread:
 
     def _take_commands(self) -> Sequence[Callable[[], None]]:
         """The commands since the last call; to be called with the lock."""
-        if not self._commands:
-            return ()
         commands, self._commands = self._commands, []
         return commands
 
