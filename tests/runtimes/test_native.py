@@ -395,7 +395,7 @@ def test_branches_that_do_not_turn_ask_for_no_rotation() -> None:
     """Of models whose attention has no rope, or runs elsewhere, there is none."""
     target = Target(AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float32).eval(), "compiled")
     branches = [describe_branch(sublayer) for sublayer in target.sublayers]
-    kinds = [branch.rope for branch in branches if branch is not None and branch.turns]
+    kinds = [branch.block.rope for branch in branches if branch is not None and branch.turns]
     turns = [branch.structure([None], kinds).turn for branch in branches if branch is not None]
     assert turns == [0, -1] * (len(target.sublayers) // 2)
 

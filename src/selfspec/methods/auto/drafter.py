@@ -335,27 +335,34 @@ class AutoDrafter(Drafter):
         self._note_time(planned, len(committed), spent)
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
-            host = self._host_seconds(planned, seconds, began)
-            tokens, costs, value = len(committed), self.layer_costs, planned.value
-            shared, reading = planned.shared, planned.reading
-            shared.note(
-                *([rows], tokens, self._room, seconds.verify, seconds.draft, made, costs),
-                host_seconds=host,
-                reading=reading,
-                value=value,
-            )
+            self._share(planned, feedback, began, [rows], seconds.draft, made)
 
     def _learn_of_steps(self, planned: Round, feedback: Feedback, began: float) -> None:
         """Counts steps of a batch in which no drafts were looked for."""
-        assert planned.shared is not None
-        token_ids, seconds = feedback.acceptance.token_ids, feedback.seconds
+        token_ids = feedback.acceptance.token_ids
         self._count(len(token_ids))
         self._known.put_off(token_ids)
-        planned.shared.note_steps(len(token_ids), seconds.verify, self._host_seconds(planned, seconds, began))
+        self._share(planned, feedback, began, [1] * len(token_ids))
 
-    def _host_seconds(self, planned: Round, seconds: PhaseSeconds, began: float) -> float:
-        """Seconds of a batch's round beside forwards and what was prepared; it learns since ``began``."""
-        return seconds.select + seconds.other + self._clock() - began - planned.preparing
+    def _share(
+        self,
+        planned: Round,
+        feedback: Feedback,
+        began: float,
+        rows: Sequence[int],
+        draft_seconds: float = 0.0,
+        forwards: Sequence[int] = (),
+    ) -> None:
+        """Adds rows of verifications and their time to those of the batch; it learns since ``began``."""
+        assert planned.shared is not None
+        seconds = feedback.seconds
+        planned.shared.note(
+            *(rows, len(feedback.acceptance.token_ids), self._room, seconds.verify),
+            *(draft_seconds, forwards, self.layer_costs),
+            host_seconds=seconds.select + seconds.other + self._clock() - began - planned.preparing,
+            reading=planned.reading,
+            value=planned.value,
+        )
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft whose time says what forwards cost."""
@@ -455,12 +462,7 @@ class AutoDrafter(Drafter):
         self._known.read_guess(feedback.run[-1].guess)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
-            host = self._host_seconds(planned, seconds, began)
-            tokens, value = len(feedback.acceptance.token_ids), planned.value
-            reading = planned.reading
-            planned.shared.note(
-                rows, tokens, self._room, seconds.verify, host_seconds=host, reading=reading, value=value
-            )
+            self._share(planned, feedback, began, rows)
             return
         self.verify_costs.note(rows, seconds.verify)
         drafted = sum(len(each.confidences) for each in feedback.run)
