@@ -192,7 +192,7 @@ def assert_equal(ours: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 
 
 def skip_if_torch_runs(dtype: torch.dtype, rows: int) -> None:
-    if rows > kernels.most_attending(dtype):
+    if rows > kernels.row_limit(dtype, attends=True):
         pytest.skip("torch is faster with this many rows on this processor")
 
 
@@ -338,7 +338,7 @@ def test_more_rows_together_than_one_sequence_may_have(dtype: torch.dtype, nativ
     alone, together = alone_and_together(target("two-windows", dtype), requests)
     assert_equal(together, alone)
     assert native_rows[-1] == 160
-    assert dtype == torch.bfloat16 or kernels.most_attending(dtype) < 160  # in bfloat16 there may be no limit
+    assert dtype == torch.bfloat16 or kernels.row_limit(dtype, attends=True) < 160  # in bfloat16 there may be no limit
 
 
 @DTYPES

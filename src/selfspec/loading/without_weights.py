@@ -19,6 +19,13 @@ _MOST_BUFFER_BYTES = 2**30
 """No model has nearly as many. Some have a buffer of all pairs of positions, which a damaged file may choose freely."""
 
 
+def shapes_of(config: PreTrainedConfig, **options: Any) -> Any:
+    """A model of this config on the device ``meta``, buffers too, which allocates nothing."""
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        return make(config, **options)
+
+
 def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
     """A model whose parameters are on the device ``meta``, in eval mode.
 
@@ -28,8 +35,7 @@ def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
         UnsupportedModelError: transformers cannot build a model of this config, or its buffers take too much memory.
     """
     try:
-        with torch.device("meta"):
-            model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model = shapes_of(config)
         _check_buffers(model)
         modules = list(model.modules())
         for module in modules:

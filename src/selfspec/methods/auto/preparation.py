@@ -176,16 +176,14 @@ def _row_costs(tried: Tried) -> RowCosts:
 def warn_of_memory(preparation: Preparation, settings: AutoSettings) -> None:
     """Says that there is no memory for low-bit weights, unless the settings ask for none."""
     if preparation.lacking_bytes and settings.memory_limit != 0:
-        text = _complaint(preparation.lacking_bytes, settings.memory_limit)
-        warnings.warn(text, NoCopiesWarning, stacklevel=3)
-
-
-def _complaint(needed: int, memory_limit: float | None) -> str:
-    limit = "the memory that is available allows" if memory_limit is None else "memory_limit allows"
-    return (
-        f"auto drafts without low-bit copies of the weights: they take {needed / 2**20:.0f} MiB, more than {limit}; "
-        "raise memory_limit or free memory, or set memory_limit=0 to do without them"
-    )
+        limit = "the memory that is available allows" if settings.memory_limit is None else "memory_limit allows"
+        warnings.warn(
+            "auto drafts without low-bit copies of the weights: they take "
+            f"{preparation.lacking_bytes / 2**20:.0f} MiB, more than {limit}; raise memory_limit or free memory, "
+            "or set memory_limit=0 to do without them",
+            NoCopiesWarning,
+            stacklevel=3,
+        )
 
 
 def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], None]) -> Preparation:
