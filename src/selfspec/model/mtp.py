@@ -144,7 +144,9 @@ def _find(model: "PreTrainedModel", source: str, *, download: bool) -> tuple[Hea
     files: HeadTensors | None = _HELD.get(model)
     if files is None and source:
         files = SafetensorsFiles.find(source, download=download)
-    for layout in () if files is None else _layouts(int(model.config.get_text_config().num_hidden_layers)):
+    if files is None:
+        return None
+    for layout in _layouts(int(model.config.get_text_config().num_hidden_layers)):
         if any(name.startswith(layout.prefix) for name in files.names):
             return files, layout
     return None
