@@ -11,7 +11,7 @@ from selfspec.decoding.prompt import Chunk, read_chunks
 from selfspec.decoding.request import Failed, Request
 from selfspec.decoding.sequence import Sequence
 from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import find, most_attending
+from selfspec.runtimes.kernels import find, row_limit
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Greedy, Rule
@@ -80,6 +80,6 @@ def verifies_exactly(dtype: torch.dtype) -> bool:
     It is so in bfloat16, for models that the compiled runtime takes. In float32 rows differ by rounding.
     """
     try:
-        return dtype == torch.bfloat16 and most_attending(dtype) >= find().constants["VERIFIED"]
+        return dtype == torch.bfloat16 and row_limit(dtype, attends=True) >= find().constants["VERIFIED"]
     except KernelBuildError:
         return False

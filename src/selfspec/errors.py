@@ -155,6 +155,20 @@ def naming(what: str) -> Iterator[None]:
         raise type(error)(f"{what}: {error}") from error
 
 
+@contextlib.contextmanager
+def explaining(kind: type[SelfSpecError], what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns errors of other packages that are raised within, of any class if none is named, into one of selfspec.
+
+    Its message says what failed, and the first line of theirs.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SelfSpecError) or (errors and not isinstance(error, errors)):
+            raise
+        raise kind(f"{what}: {first_line(error)}") from error
+
+
 def first_line(error: BaseException) -> str:
     """The message of an exception in one line of at most 240 characters.
 

@@ -34,7 +34,7 @@ from selfspec.decoding.verification import verify
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import NATIVE, Path
-from selfspec.runtimes.kernels import most_attending
+from selfspec.runtimes.kernels import row_limit
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
@@ -251,11 +251,11 @@ def trees(nodes: int) -> st.SearchStrategy[TokenTree]:
 
 def test_what_cannot_be_verified_in_one_call() -> None:
     """Drafts that share states, and more rows than the kernels take."""
-    on, context = target(), context_for(target(), "greedy", room=most_attending(torch.float32) + 2)
+    on, context = target(), context_for(target(), "greedy", room=row_limit(torch.float32, attends=True) + 2)
     shared = in_a_chain(on, DRAFTS["shared prefix"], context)
     cases: list[tuple[Proposal, Path]] = [
         (shared, paths.SHARED),
-        (proposal_of([1] * most_attending(torch.float32)), paths.MANY_ROWS),
+        (proposal_of([1] * row_limit(torch.float32, attends=True)), paths.MANY_ROWS),
     ]
     for proposal, path in cases:
         with torch.inference_mode():

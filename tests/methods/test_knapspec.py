@@ -673,19 +673,19 @@ def test_a_profile_is_saved_and_taken_up(tmp_path: Any, monkeypatch: pytest.Monk
     engine.save_state(tmp_path / "before")
     engine.generate(prompt(17), max_new_tokens=4)
     engine.save_state(tmp_path / "state")
-    measured = engine.method.profile
+    measured = engine.method.latencies.of_target
     monkeypatch.setattr(following, "measure_latencies", lambda _: pytest.fail("it was measured again"))
     other = Engine(build("llama"), method="knapspec")
     other.load_state(tmp_path / "before")
     other.load_state(tmp_path / "state")
-    assert other.method.profile == measured
+    assert other.method.latencies.of_target == measured
     other.generate(prompt(17), max_new_tokens=4)
 
 
 def test_a_kept_profile_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "measure_latencies", lambda _: pytest.fail("it was measured"))
     monkeypatch.setattr(following, "read_latencies", lambda _: profile())
-    assert Engine(build("llama"), method="knapspec").method.profile == profile()
+    assert Engine(build("llama"), method="knapspec").method.latencies.of_target == profile()
 
 
 @pytest.mark.parametrize(
@@ -703,7 +703,7 @@ def test_a_state_that_does_not_fit_is_refused(values: dict[str, Any], said: str)
     method = observed()
     with pytest.raises(StateError, match=said):
         method.restore(LearnedState(values))
-    assert method.profile == profile(), "the old profile is gone"
+    assert method.latencies.of_target == profile(), "the old profile is gone"
 
 
 def test_threads_share_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -774,7 +774,7 @@ def test_fewer_rounds_than_a_verdict_needs_change_nothing() -> None:
     method = observed(latencies=profile(base=1.0, mlp=1.0), recent_tokens=4)
     method.payoff.clock = Clock(1e-3)
     write(method, "llama", new_tokens=8)
-    assert method.profile == profile(base=1.0, mlp=1.0)
+    assert method.latencies.of_target == profile(base=1.0, mlp=1.0)
 
 
 def candidates_of(similarities: list[float], acceptance: list[float]) -> Candidates:

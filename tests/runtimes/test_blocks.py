@@ -17,7 +17,7 @@ from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, Unsuppo
 from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
-from selfspec.runtimes.kernels import most_attending, most_rows
+from selfspec.runtimes.kernels import row_limit
 from selfspec.runtimes.products import CompiledProduct, DenseProduct
 from selfspec.runtimes.target import Target
 from selfspec.sampling.tree import TokenTree
@@ -136,7 +136,7 @@ def test_a_compiled_product_is_torchs(dtype: torch.dtype, inputs: int, outputs_c
             ours = product(rows[:count])
             assert ours.dtype == dtype
             torch.testing.assert_close(ours.double(), exact[:count], rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
-            if count <= most_rows(dtype):
+            if count <= row_limit(dtype):
                 assert torch.equal(ours, alone[:count])
 
 
@@ -153,7 +153,7 @@ def test_rows_of_a_compiled_mlp_do_not_depend_on_the_others(dtype: torch.dtype) 
     with torch.inference_mode():
         alone = torch.cat([mlp(row[None], target.lay_out(state, 1)) for row in rows])
         for count in (2, 7, 16, 90, 100):
-            if count <= most_rows(dtype):
+            if count <= row_limit(dtype):
                 assert torch.equal(mlp(rows[:count], target.lay_out(state, count)), alone[:count])
 
 
@@ -185,7 +185,7 @@ def test_compiled_attention_is_torchs(dtype: torch.dtype, heads: int, key_heads:
                 forward = target.lay_out(state, count)
                 ours = compiled(rows[:count], forward)
                 torch.testing.assert_close(ours, fused(rows[:count], forward), **close)
-                if count <= most_attending(dtype):
+                if count <= row_limit(dtype, attends=True):
                     assert torch.equal(ours, alone[:count])
         tree = random_tree(9, 5)
         forward = target.lay_out(state, 10, depths=list(tree.depths), visible=tree.visibility())
@@ -201,7 +201,7 @@ def test_a_verified_row_is_a_single_step_bit_for_bit(dtype: torch.dtype) -> None
     draw = random.Random(5)
     prompt_ids = [draw.randrange(32) for _ in range(21)]
     trees = [TokenTree.chain(12), random_tree(12, 1), random_tree(36, 2), random_tree(60, 3)]
-    for tree in (tree for tree in trees if len(tree) < most_rows(dtype)):
+    for tree in (tree for tree in trees if len(tree) < row_limit(dtype)):
         token_ids = [draw.randrange(32) for _ in range(len(tree) + 1)]
         state = target.new_sequence(100, capacity=100, last_length=100)
         run(target, state, prompt_ids)

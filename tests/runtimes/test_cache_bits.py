@@ -92,7 +92,7 @@ def ask(engine: Engine, asked: list[int], tokens: int = TOKENS, **options: Any) 
 @torch.inference_mode()
 def test_kernels_attend_to_the_rounded_rows_bit_for_bit(name: str, rows: int, dtype: torch.dtype) -> None:
     """Rows that see the slots before them alone, so that a cache in the model's dtype can have the rounded ones."""
-    if rows > kernels.most_attending(dtype):
+    if rows > kernels.row_limit(dtype, attends=True):
         pytest.skip("torch is faster with this many rows on this processor")
     draw = torch.Generator().manual_seed(rows)
     targets = [Target(small(name, dtype), "compiled", cache_bits=bits) for bits in (8, None)]
@@ -137,7 +137,7 @@ def test_a_row_does_not_depend_on_the_others(name: str, dtype: torch.dtype) -> N
     target = Target(small(name, dtype), "compiled", cache_bits=8)
     alone = logits(target, 1, tokens)
     for chunk in (2, 7, 16, 90):
-        if chunk <= min(kernels.most_attending(dtype), kernels.most_rows(dtype)):
+        if chunk <= min(kernels.row_limit(dtype, attends=True), kernels.row_limit(dtype)):
             assert torch.equal(logits(target, chunk, tokens), alone)
     exact = logits(Target(small(name, dtype), "compiled"), 1, tokens).float()
     assert 0 < (alone - exact).norm() < 0.05 * exact.norm()

@@ -320,7 +320,7 @@ def test_a_longer_request_gets_a_larger_arena_after_the_smaller_is_gone(monkeypa
     monkeypatch.setattr(arena, "FEWEST_SLOTS", SHORTEST_SPAN)
     engine = Engine(own("llama"), method="layerskip", settings=METHODS["layerskip"], runtime="graphs")
     engine.generate(prompt(17), max_new_tokens=24)
-    old = weakref.ref(graphs_of(engine.target).arena.slots.untyped_storage())
+    old = weakref.ref(graphs_of(engine.target).arenas.current.slots.untyped_storage())
     found: list[tuple[int, bool]] = []
 
     def make_alone(make_slots: Callable[[int], torch.Tensor], capacity: int) -> Arena:
@@ -377,7 +377,7 @@ def test_a_draft_that_is_no_number_spoils_nothing(monkeypatch: pytest.MonkeyPatc
     with torch.inference_mode():
         step = target.lay_out(state, 6)
         target.run(torch.full((6, target.hidden_size), torch.nan), range(SUBLAYERS), step)
-    assert graphs_of(target).arena.slots.isnan().any()
+    assert graphs_of(target).arenas.current.slots.isnan().any()
     assert torch.equal(run(target, state, [1]), expected)
 
 
@@ -445,7 +445,7 @@ def test_a_recorder_that_fails_is_given_up_with_one_warning(
     fallbacks = [str(warning.message) for warning in caught if "graphs runtime" in str(warning.message)]
     assert len(fallbacks) == 1, fallbacks
     assert reason in fallbacks[0]
-    assert graphs_of(engine.target).arena is None, "an arena without a use was kept"
+    assert graphs_of(engine.target).arenas.current is None, "an arena without a use was kept"
 
 
 def test_without_a_device_for_it_the_fused_blocks_run_with_one_warning() -> None:

@@ -170,7 +170,7 @@ def test_every_level(level: str) -> None:
     for precision in (None, Precision.of(8), Precision.of(6), Precision.of(4)):
         alone = states(half, 1, precision)
         for chunk in (2, 5, 13, 39):
-            if chunk <= kernels.most_attending(torch.bfloat16):
+            if chunk <= kernels.row_limit(torch.bfloat16, attends=True):
                 assert torch.equal(states(half, chunk, precision), alone)
     packed, packed_modules = (Target(random_model(), runtime, cache_bits=8) for runtime in ("compiled", "eager"))
     assert torch.equal(states(packed, 13), states(packed, 1))
@@ -205,7 +205,7 @@ def test_every_level_runs_gpt_oss(level: str, tmp_path: Path) -> None:
     alone = states(rounded, 1)
     assert (alone.float() - wanted).norm() < 0.2 * wanted.norm()
     for chunk in (2, 13, 39):
-        if chunk <= kernels.most_attending(torch.bfloat16):
+        if chunk <= kernels.row_limit(torch.bfloat16, attends=True):
             assert torch.equal(states(rounded, chunk), alone)
 
 
@@ -219,7 +219,7 @@ def test_every_level_attends_to_latents(level: str) -> None:
     half = Target(copy.deepcopy(build("deepseek_v3")).bfloat16())
     alone = states(half, 1)
     for chunk in (2, 13, 39):
-        if chunk <= kernels.most_attending(torch.bfloat16):
+        if chunk <= kernels.row_limit(torch.bfloat16, attends=True):
             assert torch.equal(states(half, chunk), alone)
 
 

@@ -192,7 +192,7 @@ def assert_equal(ours: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 
 
 def skip_if_torch_runs(dtype: torch.dtype, rows: int) -> None:
-    if rows > kernels.most_attending(dtype):
+    if rows > kernels.row_limit(dtype, attends=True):
         pytest.skip("torch is faster with this many rows on this processor")
 
 
@@ -338,7 +338,7 @@ def test_more_rows_together_than_one_sequence_may_have(dtype: torch.dtype, nativ
     alone, together = alone_and_together(target("two-windows", dtype), requests)
     assert_equal(together, alone)
     assert native_rows[-1] == 160
-    assert dtype == torch.bfloat16 or kernels.most_attending(dtype) < 160  # in bfloat16 there may be no limit
+    assert dtype == torch.bfloat16 or kernels.row_limit(dtype, attends=True) < 160  # in bfloat16 there may be no limit
 
 
 @DTYPES
@@ -395,7 +395,7 @@ def test_branches_that_do_not_turn_ask_for_no_rotation() -> None:
     """Of models whose attention has no rope, or runs elsewhere, there is none."""
     target = Target(AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float32).eval(), "compiled")
     branches = [describe_branch(sublayer) for sublayer in target.sublayers]
-    kinds = [branch.rope for branch in branches if branch is not None and branch.turns]
+    kinds = [branch.block.rope for branch in branches if branch is not None and branch.turns]
     turns = [branch.structure([None], kinds).turn for branch in branches if branch is not None]
     assert turns == [0, -1] * (len(target.sublayers) // 2)
 

@@ -12,7 +12,7 @@ from selfspec.engine import Engine
 from selfspec.loading import load_model
 from selfspec.methods import METHODS as METHODS_BY_NAME
 from selfspec.methods import make_method
-from selfspec.runtimes.kernels import most_attending
+from selfspec.runtimes.kernels import row_limit
 from selfspec.runtimes.target import Target
 from selfspec_lab.bench.suites.mini import MINI
 from selfspec_lab.prompts import PROMPTS as PROMPTS_BY_DOMAIN
@@ -89,7 +89,7 @@ def test_bfloat16_text_is_exactly_plain_where_kernels_verify(checkpoint: str) ->
     """A row's result does not depend on the others then, so that a verification is as exact as single steps."""
     model, tokenizer = load_model(checkpoint, dtype="bfloat16", device="cpu")
     target = Target(model)
-    if target.independent_rows == 0 or most_attending(torch.bfloat16) < MOST_VERIFIED:
+    if target.independent_rows == 0 or row_limit(torch.bfloat16, attends=True) < MOST_VERIFIED:
         pytest.skip("there are no kernels for this many rows on this machine")
     prompts = [PROMPTS_BY_DOMAIN["math"][0], MINI["prose"][0]]  # the second one is longer than any verification
     assert len(tokenizer(prompts[1])["input_ids"]) > 128

@@ -77,7 +77,7 @@ def knapspec_sets(method: KnapSpec, token_ids: Sequence[int], count: int) -> lis
     """
     prefilled = read(method, token_ids)
     references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
-    profile, context = method.profile, prefilled.probe.committed
+    profile, context = method.latencies.of_target, prefilled.probe.committed
     branches = prefilled.probe.branches(references.shape[1], method.selection_rows)
     found = find_candidates(
         method.target,

@@ -96,7 +96,8 @@ def count_states(method: KnapSpec, prefilled: Prefill) -> int:
     layers = method.target.layer_count
     branches = prefilled.probe.branches(_rows(method, prefilled), method.selection_rows)
     references = torch.stack([prefilled.hidden_states[index] for index in method.watched])
-    weights = integer_weights(method.profile.attention(prefilled.probe.committed), method.profile.mlp)
+    latencies = method.latencies.of_target
+    weights = integer_weights(latencies.attention(prefilled.probe.committed), latencies.mlp)
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
     table = fill_table(

@@ -145,7 +145,7 @@ class Branches:
                 depths=[place - self._prefix for place in self._places] * count,
                 visible=self._visible(count, start),
             )
-            if self._target.reads_tokens:
+            if self._target.decoder.reads_tokens:
                 tokens = self._token_ids[send(self._places, self._token_ids.device)].repeat(count)
                 self._target.embed(tokens, self._forwards[count, start])
         return self._forwards[count, start]

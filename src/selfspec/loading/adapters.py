@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from selfspec.errors import AdapterError, InvalidParameterError, first_line
+from selfspec.errors import AdapterError, InvalidParameterError, explaining
 from selfspec.model.low_rank import Adapter
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.adapting import Factors, fit_adapter
@@ -122,7 +122,7 @@ def read_adapter(name: str, source: str | Path) -> AdapterFiles:
         AdapterError: there is none, its files are corrupt, or it is of a kind that cannot be added beside the weights.
     """
     folder = _find(name, source)
-    try:
+    with explaining(AdapterError, f"cannot read adapter '{name}' from '{source}'"):
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG} is no object")
@@ -130,10 +130,6 @@ def read_adapter(name: str, source: str | Path) -> AdapterFiles:
         tensors = SafetensorsFiles([folder / WEIGHTS])
         factors = dict(_factors(name, config, tensors))
         digest = hashlib.sha256((folder / WEIGHTS).read_bytes() + json.dumps(config, sort_keys=True).encode())
-    except AdapterError:
-        raise
-    except Exception as error:  # safetensors has errors of its own
-        raise AdapterError(f"cannot read adapter '{name}' from '{source}': {first_line(error)}") from error
     return AdapterFiles(name, str(config.get("base_model_name_or_path") or ""), factors, digest.hexdigest()[:24])
 
 
@@ -143,10 +139,8 @@ def _find(name: str, source: str | Path) -> Path:
     if not folder.is_dir():
         if _HUB_NAME.fullmatch(str(source)) is None:
             raise AdapterError(f"adapter '{name}': there is no folder '{source}'; give one that PEFT has saved")
-        try:
+        with explaining(AdapterError, f"adapter '{name}': cannot download '{source}'"):
             folder = Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
-        except Exception as error:  # the hub's client has many errors
-            raise AdapterError(f"adapter '{name}': cannot download '{source}': {first_line(error)}") from error
     missing = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
     if missing:
         raise AdapterError(

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from selfspec.errors import DeviceError, first_line
+from selfspec.errors import DeviceError, explaining
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -22,11 +22,9 @@ def parse_device(device: str | torch.device) -> torch.device:
     """The device of a name, after a check that it can be used; ``auto`` is CUDA if available, otherwise the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    with explaining(DeviceError, f"device '{device}' cannot be used", RuntimeError, AssertionError):
         parsed = torch.device(device)
         torch.empty(1, device=parsed)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise DeviceError(f"device '{device}' cannot be used: {first_line(error)}") from error
     if parsed.type == "meta":
         raise DeviceError("device 'meta' has no data; use 'cpu' or 'cuda'")
     return parsed

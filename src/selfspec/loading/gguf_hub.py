@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 
-from selfspec.errors import ModelLoadError, first_line
+from selfspec.errors import ModelLoadError, explaining, first_line
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _NAME = re.compile(rf"(?P<repository>{_REPOSITORY.pattern}):(?P<kind>[\w.-]+)")
@@ -40,10 +40,8 @@ def download(file: HubFile) -> Path:
     except Exception as error:  # offline, or the hub's own errors: what was downloaded before may do
         return _find_downloaded(file, first_line(error))
     chosen = _choose(file, names)
-    try:
+    with explaining(ModelLoadError, f"cannot download '{chosen[0]}' of '{file.repository}'"):
         folder = snapshot_download(file.repository, allow_patterns=chosen)
-    except Exception as error:  # the hub's client has many errors
-        raise ModelLoadError(f"cannot download '{chosen[0]}' of '{file.repository}': {first_line(error)}") from error
     return Path(folder) / chosen[0]
 
 

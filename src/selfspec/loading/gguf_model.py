@@ -4,17 +4,18 @@ import importlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
 from selfspec.loading.catalog import InstallableModel, check_file
+from selfspec.loading.filling import StoredWeight, fill, why_no_kernels
 from selfspec.loading.gguf_early import EarlyLayout
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile, GgufTensor
@@ -22,13 +23,14 @@ from selfspec.loading.gguf_head import GgufHead
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
-from selfspec.loading.without_weights import BASE_BYTES, build_on_meta, put, stored_values
+from selfspec.loading.without_weights import BASE_BYTES, build_on_meta
 from selfspec.memory import available_bytes
 from selfspec.model.mtp import hold_head
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import DTYPES, find
-from selfspec.runtimes.packed import LowBitEmbedding, LowBitExperts, LowBitLinear, PackedWeights
+from selfspec.runtimes.kernels import DTYPES
+from selfspec.runtimes.mixtures import EXPERT_WEIGHTS
+from selfspec.runtimes.packed import PackedWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +46,7 @@ _EMBEDDINGS = (
 )
 """Classes of embeddings that can have a table of few bits: they look rows up, and may scale them."""
 
-_EXPERTS, _GATE_UP, _DOWN = ".experts", "gate_up_proj", "down_proj"
+_EXPERTS = ".experts"
 
 _EXPANDING = "kv_b_proj"
 """What expands latents, which kernels read as numbers of the dtype."""
@@ -77,7 +79,7 @@ def read_gguf(
     if expected is not None:
         check_file(expected, path)
     with GgufFile.open(path) as file:
-        no_kernels, available = _why_no_kernels(), available_bytes()
+        no_kernels, available = why_no_kernels(), available_bytes()
         packed = packed and no_kernels is None
         chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file, packed=packed)
         keeps = packed and chosen in DTYPES
@@ -88,13 +90,13 @@ def read_gguf(
                 model = build_on_meta(config)
                 sources = find_parameters(file.tensors, model)
                 head = GgufHead.find(file, model, lambda tensor: _values(tensor, no_kernels))
-            filling = _Filling(model, file, sources, chosen, early if keeps else None, no_kernels)
-            filling.check_memory(available)
+            weights = _FileWeights(model, file, sources, chosen, early if keeps else None, no_kernels)
+            weights.check_memory(available)
             if keeps:
-                filling.warn()
+                weights.warn()
             tokenizer = read_tokenizer(file)
             with torch.inference_mode(mode=False), torch.no_grad():
-                filling.run()
+                fill(model, weights.found, chosen)
     config.dtype = chosen
     if head is not None:
         hold_head(model, head)
@@ -129,8 +131,8 @@ def _own_form(tensor: GgufTensor, dtype: torch.dtype) -> PackedFormat | None:
     return form if fits and _PLAIN[tensor.type] != dtype else None
 
 
-class _Filling:
-    """Gives a model on ``meta`` the weights of a file."""
+class _FileWeights:
+    """What a file stores for the parameters of a model on ``meta``."""
 
     def __init__(
         self,
@@ -141,39 +143,39 @@ class _Filling:
         early: EarlyLayout | None,
         no_kernels: KernelBuildError | None,
     ) -> None:
-        self._model, self._file, self._sources, self._dtype = model, file, sources, dtype
-        self._modules = dict(model.named_modules())
+        self._file, self._sources, self._dtype = file, sources, dtype
+        self._model, self._modules = model, dict(model.named_modules())
+        self._shapes = {name: each.shape for name, each in model.state_dict().items()}
         self._early, self._no_kernels = early, no_kernels
         self._whole = {_EXPANDING, *BY_MODEL_TYPE[model.config.model_type].whole}
-        self._forms = {name: form for name in sources if early and (form := self._find_form(name)) is not None}
+        self.found = {name: self._stored(name) for name in sources}
+
+    def _stored(self, name: str) -> StoredWeight:
+        form = self._find_form(name) if self._early else None
+        pack = None if form is None else partial(self._pack, name, form)
+        return StoredWeight(self._sources[name].tensors, partial(self._read, name), form, pack)
 
     def check_memory(self, available: int | None) -> None:
         """Refuses weights that do not fit into the ``available`` bytes of memory, measured before any was read."""
-        needed = BASE_BYTES + self._bytes()
+        needed = BASE_BYTES + sum(map(self._bytes, self.found))
         if available is not None and needed > available:
             raise OutOfMemoryError(
                 f"the weights of '{self._file.path}' take {needed:,} bytes, but {available:,} are available; take a "
                 "smaller model, or a file of fewer bits"
             )
 
-    def _bytes(self) -> int:
-        """What the weights take."""
-        needed, parameters = 0, stored_values(self._model)
-        for name in self._sources:
-            shape, form = parameters[name].shape, self._forms.get(name)
-            needed += form.bytes(shape[:-1].numel(), shape[-1]) if form else shape.numel() * self._dtype.itemsize
-        return needed
+    def _bytes(self, name: str) -> int:
+        return self.found[name].bytes(self._shapes[name], self._dtype)
 
     def warn(self) -> None:
         """Says which weights of few bits do not keep their numbers, though they should."""
         names = [name for name in self._sources if self._is_unpacked(name)]
         if names:
-            values, dtype = stored_values(self._model), str(self._dtype).removeprefix("torch.")
-            size = sum(values[name].numel() for name in names) * self._dtype.itemsize
+            dtype = str(self._dtype).removeprefix("torch.")
             warnings.warn(
                 f"{len(names)} of the weights of '{self._file.path}', as {names[0]}, are unpacked to {dtype} and take "
-                f"{size / 1e6:,.1f} MB, since no kernel computes what a '{self._model.config.model_type}' model does "
-                "with them",
+                f"{sum(map(self._bytes, names)) / 1e6:,.1f} MB, since no kernel computes what a "
+                f"'{self._model.config.model_type}' model does with them",
                 SelfSpecWarning,
                 stacklevel=5,
             )
@@ -181,40 +183,7 @@ class _Filling:
     def _is_unpacked(self, name: str) -> bool:
         """Whether a parameter has few bits in the file, and becomes numbers of the dtype."""
         few = any(self._file.tensors[tensor].type not in _PLAIN for tensor in self._sources[name].tensors)
-        return few and name not in self._forms and name.split(".")[-2] != _EXPANDING
-
-    def run(self) -> None:
-        """Reads all parameters."""
-        model: Any = self._model
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        is_tied = head.weight is embedding.weight
-        for name in self._sources:
-            path, _, kind = name.rpartition(".")
-            module = self._modules[path]
-            if name not in self._forms:
-                put(module, kind, self._read(name))
-            elif path.endswith(_EXPERTS):
-                if kind == _GATE_UP:
-                    self._replace(path, self._pack_experts(path, module))
-            elif isinstance(module, nn.Embedding):
-                table = LowBitLinear(self._pack(name), None, self._dtype)
-                scale = getattr(module, "scalar_embed_scale", None)
-                self._replace(path, LowBitEmbedding(table, self._dtype, scale=scale))
-                if module is embedding and is_tied:
-                    model.set_output_embeddings(table.eval())
-            else:
-                layer = LowBitLinear(self._pack(name), None, self._dtype)
-                if module.bias is not None:
-                    layer.bias = nn.Parameter(self._read(f"{path}.bias"), requires_grad=False)
-                self._replace(path, layer)
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
-        if is_tied and model.get_output_embeddings() is head:
-            head.weight = embedding.weight
-
-    def _replace(self, path: str, module: nn.Module) -> None:
-        parent, _, last = path.rpartition(".")
-        setattr(self._modules[parent], last, module.eval())
+        return few and self.found[name].form is None and name.split(".")[-2] != _EXPANDING
 
     def _find_form(self, name: str) -> PackedFormat | None:
         """The format in which a parameter stays; ``None`` where it becomes numbers of the dtype."""
@@ -222,10 +191,10 @@ class _Filling:
         if path.rpartition(".")[2] in self._whole:
             return None
         if path.endswith(_EXPERTS):
-            if kind not in (_GATE_UP, _DOWN):
+            if kind not in EXPERT_WEIGHTS:
                 return None
-            forms = [self._form_of(f"{path}.{each}") for each in (_GATE_UP, _DOWN)]
-            return forms[kind == _DOWN] if all(forms) and self._fit_tiles(path) else None
+            forms = {each: self._form_of(f"{path}.{each}") for each in EXPERT_WEIGHTS}
+            return forms[kind] if all(forms.values()) and self._fit_tiles(path) else None
         fits = type(self._modules[path]).__name__ in (*_LINEARS, *_EMBEDDINGS)
         return self._form_of(name) if kind == "weight" and fits else None
 
@@ -236,36 +205,32 @@ class _Filling:
 
     def _fit_tiles(self, path: str) -> bool:
         """Whether all tensors of experts have whole tiles of outputs for each expert."""
-        names = [each for kind in (_GATE_UP, _DOWN) for each in self._sources[f"{path}.{kind}"].tensors]
+        names = [each for kind in EXPERT_WEIGHTS for each in self._sources[f"{path}.{kind}"].tensors]
         return all(self._file.tensors[name].shape[-2] % TILE == 0 for name in names)
 
-    def _pack_experts(self, path: str, module: nn.Module) -> LowBitExperts:
-        layers = []
-        for kind in (_GATE_UP, _DOWN):
-            form, source = self._forms[f"{path}.{kind}"], self._sources[f"{path}.{kind}"]
-            tensors = [self._file.tensors[name] for name in source.tensors]
-            count, each, inputs = tensors[0].shape
-            outputs = each * len(tensors)
-            packed = PackedWeights.empty(count * outputs, inputs, form)
-            for expert in range(count):
-                parts = [tensor.data().reshape(count, each, -1)[expert] for tensor in tensors]
-                data = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                into = packed.rows(expert * outputs, outputs)
-                PackedWeights.of_gguf(data, form, (outputs, inputs), source.order(each), into=into)
-            self._release(tensors)
-            bias = f"{path}.{kind}_bias"
-            biases = self._read(bias).flatten() if bias in self._sources else None
-            layers.append(LowBitLinear(packed, biases, self._dtype))
-        return LowBitExperts(module, *layers)
-
-    def _pack(self, name: str) -> PackedWeights:
-        """The weights of a matrix in their own numbers."""
-        source, form = self._sources[name], self._forms[name]
+    def _pack(self, name: str, form: PackedFormat) -> PackedWeights:
+        """The weights of a matrix, or those of all experts one after the other, in their own numbers."""
+        source = self._sources[name]
+        if name.rpartition(".")[0].endswith(_EXPERTS):
+            return self._pack_experts(source, form)
         packed = self._early.take(*source.tensors) if self._early and source.rows is None else None
         packed = packed or self._pack_rows(source, form)
         if source.inputs is None:
             return packed
         return replace(packed, order=torch.from_numpy(np.argsort(source.inputs)).int())
+
+    def _pack_experts(self, source: Source, form: PackedFormat) -> PackedWeights:
+        tensors = [self._file.tensors[name] for name in source.tensors]
+        count, each, inputs = tensors[0].shape
+        outputs = each * len(tensors)
+        packed = PackedWeights.empty(count * outputs, inputs, form)
+        for expert in range(count):
+            parts = [tensor.data().reshape(count, each, -1)[expert] for tensor in tensors]
+            data = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            into = packed.rows(expert * outputs, outputs)
+            PackedWeights.of_gguf(data, form, (outputs, inputs), source.order(each), into=into)
+        _release(tensors)
+        return packed
 
     def _pack_rows(self, source: Source, form: PackedFormat) -> PackedWeights:
         tensors = [self._file.tensors[each] for each in source.tensors]
@@ -273,34 +238,22 @@ class _Filling:
         data = rows[0] if len(rows) == 1 else np.concatenate(rows)
         outputs = len(data) if source.rows is None else len(source.rows)
         packed = PackedWeights.of_gguf(data, form, (outputs, tensors[0].shape[1]), source.rows)
-        self._release(tensors)
+        _release(tensors)
         return packed
 
-    def _read(self, name: str) -> torch.Tensor:
-        """A parameter as numbers of the dtype."""
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A parameter as numbers of a dtype."""
         source = self._sources[name]
         values = source.read(lambda tensor: _values(self._file.tensors[tensor], self._no_kernels))
-        path, _, kind = name.rpartition(".")
-        shape = getattr(self._modules[path], kind).shape
         own = values if values.flags.writeable else values.copy()  # not a view of the file
-        is_buffer = kind in self._modules[path]._buffers
-        made = torch.from_numpy(own).view(shape).to(torch.float32 if is_buffer else self._dtype)
-        self._release([self._file.tensors[tensor] for tensor in source.tensors])
+        made = torch.from_numpy(own).view(self._shapes[name]).to(dtype)
+        _release([self._file.tensors[tensor] for tensor in source.tensors])
         return made
 
-    @staticmethod
-    def _release(tensors: list[GgufTensor]) -> None:
-        for tensor in tensors:
-            tensor.release()
 
-
-def _why_no_kernels() -> KernelBuildError | None:
-    """Why there are no kernels; then weights are unpacked, and the engine says what that costs."""
-    try:
-        find()
-    except KernelBuildError as error:
-        return error
-    return None
+def _release(tensors: list[GgufTensor]) -> None:
+    for tensor in tensors:
+        tensor.release()
 
 
 def _values(tensor: GgufTensor, no_kernels: KernelBuildError | None) -> npt.NDArray[np.float32]:

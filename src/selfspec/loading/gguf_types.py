@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from selfspec.runtimes.formats import GGUF_FORMATS, TILE
+
 _NAMES = (
     "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL "
     "IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 Q4_0_4_4 Q4_0_4_8 Q4_0_8_8 TQ1_0 TQ2_0 IQ4_NL_4_4 IQ4_NL_4_8 "
@@ -19,21 +21,10 @@ class Block(NamedTuple):
 
 
 BLOCKS = {
+    **{name: Block(form.unit, form.unit_bytes // TILE) for name, form in GGUF_FORMATS.items()},
     "F32": Block(1, 4),
-    "F16": Block(1, 2),
-    "BF16": Block(1, 2),
-    "Q4_0": Block(32, 18),
-    "Q4_1": Block(32, 20),
-    "Q5_0": Block(32, 22),
-    "Q5_1": Block(32, 24),
-    "Q8_0": Block(32, 34),
-    "Q2_K": Block(256, 84),
-    "Q3_K": Block(256, 110),
-    "Q4_K": Block(256, 144),
-    "Q5_K": Block(256, 176),
-    "Q6_K": Block(256, 210),
-    "IQ4_NL": Block(32, 18),
+    **dict.fromkeys(("F16", "BF16"), Block(1, 2)),
+    "Q3_K": Block(256, 110),  # for the kernels these two have larger numbers in front
     "IQ4_XS": Block(256, 136),
-    "MXFP4": Block(32, 17),
 }
 """Of the types that run, by name."""

@@ -30,6 +30,7 @@ from selfspec.loading.gguf_hub import HubFile, download, find_hint
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
 from selfspec.loading.quantised_model import read_quantised
 from selfspec.loading.quantised_unread import refuse_unknown_method, refuse_unread_scales
+from selfspec.loading.without_weights import shapes_of
 from selfspec.memory import check_memory
 from selfspec.model.families import find_family
 from selfspec.runtimes.packed import ACTIVATIONS, set_activations
@@ -167,7 +168,7 @@ def find_gguf_file(name: str | Path) -> Path | None:
 
 def count_parameters(config: PreTrainedConfig) -> int:
     """Counts the parameters of a model with this configuration, without allocating them."""
-    return sum(parameter.numel() for parameter in _without_weights(config).parameters())
+    return sum(parameter.numel() for parameter in shapes_of(config).parameters())
 
 
 def _gguf_file(source: str | Path | InstallableModel | HubFile) -> Path | None:
@@ -227,15 +228,8 @@ def _read_config(source: str) -> PreTrainedConfig:
 def _check_quantisable(source: str, dtype: Any, precision: Precision) -> None:
     """Refuses low-bit weights for a model that cannot have them, by its shapes."""
     config: Any = _read_config(source)
-    model = _without_weights(config, dtype=(config.dtype or torch.float32) if dtype == "auto" else dtype)
+    model = shapes_of(config, dtype=(config.dtype or torch.float32) if dtype == "auto" else dtype)
     check_quantisable(model.eval(), precision)
-
-
-def _without_weights(config: PreTrainedConfig, **options: Any) -> Any:
-    """A model with this configuration on the device ``meta``, which allocates nothing."""
-    make: Any = transformers.AutoModelForCausalLM.from_config
-    with torch.device("meta"):
-        return make(config, **options)
 
 
 def _check_fp8_memory(config: PreTrainedConfig, source: str) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
-from selfspec.loading.quantised_weights import Grid, StoredWeight, grid_weight, steps
+from selfspec.loading.filling import StoredWeight
+from selfspec.loading.quantised_weights import Grid, grid_weight, steps
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.packed_codes import PackedCodes
 

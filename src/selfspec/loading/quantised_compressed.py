@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
+from selfspec.loading.filling import StoredWeight
 from selfspec.loading.quantised_weights import (
     FLOATS,
     WORD,
     Finder,
     Grid,
-    StoredWeight,
     find_bits,
     grid_weight,
     steps,

@@ -3,11 +3,11 @@
 import torch
 
 from selfspec.errors import ModelLoadError
+from selfspec.loading.filling import StoredWeight
 from selfspec.loading.quantised_weights import (
     FLOATS,
     WORD,
     Grid,
-    StoredWeight,
     even_groups,
     find_bits,
     first_size,

@@ -1,10 +1,9 @@
 """The model of a quantised checkpoint in safetensors; weights keep their own numbers where the kernels run them."""
 
-import math
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +13,17 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, SelfSpecWarning, first_line, naming
+from selfspec.loading.filling import StoredWeight, fill, why_no_kernels
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.quantised_bitsandbytes import find_bitsandbytes
 from selfspec.loading.quantised_compressed import find_compressed_layout
 from selfspec.loading.quantised_gptq import find_awq, find_gptq
 from selfspec.loading.quantised_mxfp4 import find_experts
-from selfspec.loading.quantised_weights import Finder, StoredWeight
-from selfspec.loading.without_weights import BASE_BYTES, build_on_meta, put, stored_values
+from selfspec.loading.quantised_weights import Finder
+from selfspec.loading.without_weights import BASE_BYTES, build_on_meta, stored_values
 from selfspec.memory import check_memory
 from selfspec.model.safetensors_files import SafetensorsFiles
-from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import DTYPES, find
-from selfspec.runtimes.packed import LowBitExperts, LowBitLinear
+from selfspec.runtimes.kernels import DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,11 +76,11 @@ def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrained
     if settings.get("quant_method") != _MXFP4 and not _is_read(model, files):
         return None
     chosen = dtype if isinstance(dtype, torch.dtype) else _auto_dtype(config, packed=packed)
-    filling = _Filling(model, files, layout, chosen, packed=packed)
-    filling.check()
-    filling.warn(source)
+    weights = _CheckpointWeights(model, files, layout, chosen, packed=packed)
+    weights.check()
+    weights.warn(source)
     with torch.inference_mode(mode=False), torch.no_grad():
-        filling.run()
+        fill(model, weights.found, chosen)
     config.dtype = chosen
     _set_generation_config(model, source)
     return model
@@ -139,21 +137,25 @@ def find_layout(settings: Mapping[str, Any]) -> Finder | None:
     return None
 
 
-class _Filling:
-    """Gives a model on ``meta`` the weights of a checkpoint."""
+class _CheckpointWeights:
+    """What a checkpoint stores for the parameters of a model on ``meta``."""
 
     def __init__(
         self, model: "PreTrainedModel", files: SafetensorsFiles, layout: Finder, dtype: torch.dtype, *, packed: bool
     ) -> None:
         self._model, self._files, self._dtype, self._packed = model, files, dtype, packed
-        self._modules: dict[str, nn.Module] = dict(model.named_modules())
-        self._no_kernels = _why_no_kernels(dtype)
-        self._stored = dict(self._find(layout))
-        self._dense = {name: each for name, each in stored_values(model).items() if name not in self._stored}
+        self._no_kernels = _why_unpacked(dtype)
+        self._shapes = {name: each.shape for name, each in model.state_dict().items()}
+        self._few = dict(self._find(layout))
+        kept = {name: self._kept(each) for name, each in self._few.items()}
+        dense = {
+            name: StoredWeight((name,), partial(self._read, name)) for name in stored_values(model) if name not in kept
+        }
+        self.found = kept | dense
 
     def _find(self, layout: Finder) -> Iterator[tuple[str, StoredWeight]]:
         """The parameters that are not stored as ordinary numbers, by name."""
-        for path, module in self._modules.items():
+        for path, module in self._model.named_modules():
             yield from find_experts(self._files, path, module)
             if type(module) is nn.Linear:
                 found = layout(self._files, path, (module.out_features, module.in_features))
@@ -162,61 +164,30 @@ class _Filling:
 
     def check(self) -> None:
         """Refuses tensors that are missing, of another shape or not used, and weights that do not fit into memory."""
-        if not self._stored:
+        if not self._few:
             raise ModelLoadError(
                 "the config says that weights are quantised, but none are; download the checkpoint again"
             )
-        for name, values in self._dense.items():
-            self._files.check(name, tuple(values.shape), "F16", "BF16", "F32")
+        for name in self.found.keys() - self._few.keys():
+            self._files.check(name, tuple(self._shapes[name]), "F16", "BF16", "F32")
         self._check_all_used()
-        dense = sum(values.numel() for values in self._dense.values()) * self._dtype.itemsize
-        needed = BASE_BYTES + dense + sum(map(self._bytes, self._stored))
+        needed = BASE_BYTES + sum(map(self._bytes, self.found))
         check_memory(needed, f"the weights take {needed:,} bytes", "take a smaller model")
 
-    def run(self) -> None:
-        """Reads all parameters, and the buffers that checkpoints have."""
-        model: Any = self._model
-        layers: dict[str, dict[str, LowBitLinear]] = defaultdict(dict)
-        for name, stored in self._stored.items():
-            path, _, kind = name.rpartition(".")
-            if self._keeps(stored):
-                assert stored.pack is not None
-                of_bias = f"{path}.bias" if kind == "weight" else f"{name}_bias"
-                bias = self._read(of_bias).flatten() if self._dense.pop(of_bias, None) is not None else None
-                layers[path][kind] = LowBitLinear(stored.pack(), bias, self._dtype)
-            else:
-                put(self._modules[path], kind, stored.values(self._dtype))
-        for path, kinds in layers.items():
-            parent, _, last = path.rpartition(".")
-            made = kinds.get("weight") or LowBitExperts(self._modules[path], *kinds.values())
-            setattr(self._modules[parent], last, made.eval())
-        for name in self._dense:
-            path, _, kind = name.rpartition(".")
-            put(self._modules[path], kind, self._read(name))
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if isinstance(head, nn.Linear) and head.weight.is_meta:  # it is tied
-            head.weight = embedding.weight
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return self._files.read(name).to(dtype, copy=True)
 
-    def _read(self, name: str) -> torch.Tensor:
-        path, _, kind = name.rpartition(".")
-        is_buffer = kind in self._modules[path]._buffers
-        return self._files.read(name).to(torch.float32 if is_buffer else self._dtype, copy=True)
-
-    def _keeps(self, stored: StoredWeight) -> bool:
-        return self._packed and stored.form is not None and self._no_kernels is None
+    def _kept(self, stored: StoredWeight) -> StoredWeight:
+        """What becomes of a weight of few bits."""
+        keeps = self._packed and self._no_kernels is None
+        return stored if keeps else replace(stored, form=None, pack=None)
 
     def _bytes(self, name: str) -> int:
-        """What a parameter that is not stored as ordinary numbers takes."""
-        stored, parameter = self._stored[name], self._model.get_parameter(name)
-        if self._keeps(stored):
-            assert stored.form is not None
-            *outputs, inputs = parameter.shape if parameter.dim() == 2 else parameter.transpose(1, 2).shape
-            return stored.form.bytes(math.prod(outputs), inputs)
-        return parameter.numel() * self._dtype.itemsize
+        return self.found[name].bytes(self._shapes[name], self._dtype)
 
     def _check_all_used(self) -> None:
         """Refuses tensors that nothing reads: they would change what is computed."""
-        used = {name for stored in self._stored.values() for name in stored.names}
+        used = {name for stored in self._few.values() for name in stored.names}
         used.update(self._model.state_dict())
         needless = re.compile("|".join([_NEEDLESS, *(self._model._keys_to_ignore_on_load_unexpected or ())]))
         for name in sorted(set(self._files.names) - used):
@@ -229,11 +200,11 @@ class _Filling:
     def _is_empty_bias(self, name: str) -> bool:
         """Zeros that writers of GPTQ add to layers without a bias."""
         path, _, kind = name.rpartition(".")
-        return kind == "bias" and f"{path}.weight" in self._stored and not self._files.read(name).any()
+        return kind == "bias" and f"{path}.weight" in self._few and not self._files.read(name).any()
 
     def warn(self, source: str) -> None:
         """Says which layers do not keep their numbers, though they should."""
-        names = [name for name, stored in self._stored.items() if not self._keeps(stored)]
+        names = [name for name in self._few if self.found[name].form is None]
         if self._packed and names:
             dtype = str(self._dtype).removeprefix("torch.")
             warnings.warn(
@@ -244,12 +215,9 @@ class _Filling:
             )
 
 
-def _why_no_kernels(dtype: torch.dtype) -> str | None:
+def _why_unpacked(dtype: torch.dtype) -> str | None:
     """Why no layer can keep its numbers, in words."""
     if dtype not in DTYPES:
         return "only float32 and bfloat16 have kernels for few bits; choose one of them"
-    try:
-        find()
-    except KernelBuildError as error:
-        return f"there are no kernels for few bits ({first_line(error)})"
-    return None
+    error = why_no_kernels()
+    return None if error is None else f"there are no kernels for few bits ({first_line(error)})"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from selfspec.errors import ModelLoadError
-from selfspec.loading.quantised_weights import StoredWeight
+from selfspec.loading.filling import StoredWeight
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.formats import GGUF_FORMATS
 from selfspec.runtimes.mixtures import EXPERT_WEIGHTS

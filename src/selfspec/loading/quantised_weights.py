@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 
 from selfspec.errors import ModelLoadError, UnsupportedModelError
+from selfspec.loading.filling import StoredWeight
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.formats import GROUPS, PackedFormat
 from selfspec.runtimes.packed import PackedWeights
@@ -20,23 +21,6 @@ FLOATS = ("F16", "BF16", "F32")
 
 _AT_ONCE = 1 << 22
 """Numbers that are unpacked together."""
-
-
-@dataclass(frozen=True, eq=False)
-class StoredWeight:
-    """The weights of a linear layer, or of all experts of a mixture one after the other, in a checkpoint.
-
-    Attributes:
-        names: the tensors that hold them.
-        values: reads them in a dtype, in the shape of the parameter.
-        form: the format in which they keep their numbers; ``None`` where they fit none.
-        pack: reads them in this format.
-    """
-
-    names: tuple[str, ...]
-    values: Callable[[torch.dtype], torch.Tensor]
-    form: PackedFormat | None = None
-    pack: Callable[[], PackedWeights] | None = None
 
 
 Finder: TypeAlias = Callable[[SafetensorsFiles, str, tuple[int, int]], StoredWeight | None]

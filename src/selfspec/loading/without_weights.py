@@ -7,7 +7,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig
 
-from selfspec.errors import UnsupportedModelError, first_line
+from selfspec.errors import UnsupportedModelError, explaining
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,6 +19,13 @@ _MOST_BUFFER_BYTES = 2**30
 """No model has nearly as many. Some have a buffer of all pairs of positions, which a damaged file may choose freely."""
 
 
+def shapes_of(config: PreTrainedConfig, **options: Any) -> Any:
+    """A model of this config on the device ``meta``, buffers too, which allocates nothing."""
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        return make(config, **options)
+
+
 def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
     """A model whose parameters are on the device ``meta``, in eval mode.
 
@@ -27,9 +34,9 @@ def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
     Raises:
         UnsupportedModelError: transformers cannot build a model of this config, or its buffers take too much memory.
     """
-    try:
-        with torch.device("meta"):
-            model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    what = f"transformers cannot build the {config.model_type} model that the file describes"
+    with explaining(UnsupportedModelError, what):  # torch and transformers have many errors for sizes that do not fit
+        model = shapes_of(config)
         _check_buffers(model)
         modules = list(model.modules())
         for module in modules:
@@ -37,10 +44,6 @@ def build_on_meta(config: PreTrainedConfig) -> "PreTrainedModel":
         for module in modules:
             if module._buffers or isinstance(module, transformers.PreTrainedModel):
                 model._init_weights(module)  # as transformers itself does after it has loaded weights
-    except Exception as error:  # torch and transformers have many errors for sizes that do not fit
-        raise UnsupportedModelError(
-            f"transformers cannot build the {config.model_type} model that the file describes: {first_line(error)}"
-        ) from error
     stored = model.state_dict().keys()
     for name, buffer in model.named_buffers():
         if name not in stored and buffer.isnan().any():

@@ -31,7 +31,6 @@ from selfspec.methods.skipping import ENDS_HELP, check_skipped, first_free, free
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.latencies import Latencies, saved_latencies
-from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.target import Target
 
 _LARGE_MODEL = 10_000_000_000
@@ -153,25 +152,15 @@ class KnapSpec(SelectingMethod):
         """Cache slots for the branches."""
         return Needs(probe_rows=self.selection_rows if self.has_choice else 0)
 
-    @property
-    def profile(self) -> LatencyProfile:
-        """The latencies of this model; see ``Latencies.of_target``."""
-        return self.latencies.of_target
-
-    @property
-    def draft_profile(self) -> LatencyProfile:
-        """The latencies of the weights that draft; see ``Latencies.of_drafts``."""
-        return self.latencies.of_drafts
-
     def best_of(self, candidates: Candidates, context: int) -> Selection:
         """The second stage: the set and the length that promise most at this many tokens in the cache."""
         return best_candidate(
             candidates if self.settings.full_model else candidates.that_skip(),
-            self.profile,
+            self.latencies.of_target,
             context,
             self.lengths[-1],
             with_head=self.settings.tpt == "with_head",
-            draft_profile=self.draft_profile,
+            draft_profile=self.latencies.of_drafts,
             shortest=self.lengths[0],
         )
 
@@ -182,8 +171,8 @@ class KnapSpec(SelectingMethod):
         if not selection.kept.skipped and self.draft_precision is None:
             return CalibratedChoice(selection, NoDraft(), Record(self.payoff), calibration)
         with_head = self.settings.tpt == "with_head"
-        step = self.draft_profile.draft_step(selection.kept, context, with_head=with_head)
-        record = Record(self.payoff, step / self.profile.target_step(context, with_head=with_head))
+        step = self.latencies.of_drafts.draft_step(selection.kept, context, with_head=with_head)
+        record = Record(self.payoff, step / self.latencies.of_target.target_step(context, with_head=with_head))
         return CalibratedChoice(selection, self.draft(selection.kept, selection.draft_length), record, calibration)
 
     def draft(self, kept: KeptSet, selected_length: int) -> LayerDraft:
@@ -198,7 +187,7 @@ class KnapSpec(SelectingMethod):
         """Makes the copies that draft, and measures the latencies unless they are saved."""
         super().prepare(progress)
         progress("latencies of attention and MLP")
-        _ = self.profile, self.draft_profile
+        _ = self.latencies.of_target, self.latencies.of_drafts
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
@@ -251,7 +240,7 @@ class KnapSpecDrafter(SelectingDrafter):
         # The first selection is as soon as there are rows for it.
         self.rounds = method.interval - (0 if method.ours else min(recent_rounds, method.interval))
         if method.has_choice:
-            _ = method.profile, method.draft_profile  # measured before the first round, if at all
+            _ = method.latencies.of_target, method.latencies.of_drafts  # measured before the first round, if at all
 
     @property
     def selection(self) -> Selection | None:
@@ -275,7 +264,7 @@ class KnapSpecDrafter(SelectingDrafter):
         ``branches`` run these rows; without them they are the last committed tokens.
         """
         method, context, rows = self.method, self.probe.committed, references.shape[1]
-        profile = method.draft_profile
+        profile = method.latencies.of_drafts
         if branches is None:
             branches = self.probe.branches(rows, method.selection_rows, method.draft_precision)
         candidates = find_candidates(

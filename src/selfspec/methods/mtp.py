@@ -99,9 +99,9 @@ def needs_of(head: MtpHead, settings: MtpSettings) -> Needs:
     """What a head needs of a request: the prompt's last hidden states, where they are computed."""
     return Needs(
         prompt_rows=settings.prompt_rows,
-        prompt_states=frozenset({head.sublayer_count}),
+        prompt_states=frozenset({head.reads}),
         needed_rows=1,
-        token_bytes=head.slot_bytes,
+        token_bytes=head.own.slot_bytes,
     )
 
 

@@ -115,6 +115,10 @@ class SwiftSearch:
     Paper and code do not define how a search that has ended adapts to other text, as figure 7 shows. With
     ``recheck_interval`` (ours) its set is scored again every n rounds, on the text of that time. If the score is too
     low the search starts again, and scores this set first.
+
+    Attributes:
+        start: the sublayers that the first set keeps.
+        kept: those that the best set so far keeps; before any score ``start``.
     """
 
     def __init__(self, layer_count: int, settings: SwiftSearchSettings) -> None:
@@ -132,11 +136,6 @@ class SwiftSearch:
         progress = _Progress(self._start_ratio, list(skipped))
         self._require_packages(progress)
         self._become(progress)
-
-    @property
-    def kept(self) -> KeptSet:
-        """The sublayers that the best set so far keeps; before any score, those of ``start``, the first set."""
-        return self._kept
 
     @property
     def _count(self) -> int:
@@ -293,7 +292,7 @@ class SwiftSearch:
 
     def _skip(self, skipped: tuple[int, ...]) -> None:
         self._progress.skipped = list(skipped)
-        self._kept = KeptSet.skipping(skipped, 2 * self._layers)
+        self.kept = KeptSet.skipping(skipped, 2 * self._layers)
 
     def _step_down(self) -> None:
         progress = self._progress

@@ -38,6 +38,7 @@ class KeyValueCache:
         keys: per layer ``[1, key_value_heads, capacity, head_dim]``.
         values: per layer ``[1, key_value_heads, capacity, head_dim]``.
         length: committed slots.
+        device: of what is said about rows, and of keys and values where all layers are on one.
         addresses: per layer the memory address of ``[2, key_value_heads, capacity, head_dim]``, keys and values.
     """
 
@@ -60,24 +61,19 @@ class KeyValueCache:
         width, stored = (packed_size(head_dim), torch.uint8) if packed else (head_dim, dtype)
         if devices is not None and set(devices) != {device}:
             self._hold([_zeros((planes, key_value_heads, capacity, width), stored, each) for each in devices])
-            self._home = device
+            self.device = device
             return
         pairs = _zeros((layer_count, planes, key_value_heads, capacity, width), stored, device)
         self._hold([pairs[layer] for layer in range(layer_count)])
 
     def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
         """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots."""
-        self._pairs, self._home = list(pairs), pairs[0].device
+        self._pairs, self.device = list(pairs), pairs[0].device
         self.addresses = addresses_of(pairs)
         self.keys = [pair[:1] for pair in pairs]
         self.values = [pair[1:] for pair in pairs]
         self.capacity = pairs[0].shape[2]
         self.length = 0
-
-    @property
-    def device(self) -> torch.device:
-        """The device of what is said about rows, and of keys and values where all layers are on one."""
-        return self._home
 
     @property
     def has_values(self) -> bool:
@@ -112,9 +108,9 @@ class KeyValueCache:
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes rows of one layer, ``[1, key_value_heads, rows, head_dim]`` each, into the slots from ``start`` on."""
         rows = keys.shape[2]
-        assert start + rows <= self.capacity, f"slots {start}..{start + rows} do not fit a cache of {self.capacity}"
-        self.keys[layer].narrow(2, start, rows).copy_(self.stored(keys))
-        self.values[layer].narrow(2, start, rows).copy_(self.stored(values))
+        pair = self.slots_for(layer, start, rows).narrow(2, start, rows)
+        pair[:1].copy_(self.stored(keys))
+        pair[1:].copy_(self.stored(values))
 
     def write_pairs(self, layer: int, start: int, pairs: torch.Tensor) -> None:
         """Writes keys and values of one tensor, as a fused projection gives them, in one copy.

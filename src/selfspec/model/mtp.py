@@ -107,18 +107,15 @@ def read_mtp(model: "PreTrainedModel") -> MtpModules:
         UnsupportedModelError: it has none.
         ModelLoadError: the head does not fit the model, or tensors of it are missing.
     """
-    source = str(getattr(model.config, "name_or_path", "") or "")
+    source = _source(model)
     try:
-        files: HeadTensors | None = _HELD.get(model)
-        if files is None and source:
-            files = SafetensorsFiles.find(source)
-        found = None if files is None else _find(files.names, int(model.config.get_text_config().num_hidden_layers))
-        if files is None or found is None:
+        found = _find(model, source, download=True)
+        if found is None:
             raise UnsupportedModelError(
                 f"the checkpoint of this {model.config.model_type} model has no multi-token-prediction head in "
                 "safetensors or GGUF; use another method, or name a checkpoint that has one"
             )
-        return _build(model, files, found)
+        return _build(model, *found)
     except SelfSpecError:
         raise
     except Exception as error:  # of safetensors, of the hub's client, or of transformers
@@ -131,18 +128,28 @@ def read_mtp(model: "PreTrainedModel") -> MtpModules:
 
 def has_head(model: "PreTrainedModel") -> bool:
     """Whether the files of a loaded model's checkpoint, as far as they are on this machine, name tensors of a head."""
-    if model in _HELD:
-        return True
-    source = str(getattr(model.config, "name_or_path", "") or "")
     try:
-        files = SafetensorsFiles.find(source, download=False) if source else None
+        return _find(model, _source(model), download=False) is not None
     except Exception:  # of the hub's client, of safetensors, of JSON: loading the model has said so
         return False
-    return files is not None and _find(files.names, int(model.config.get_text_config().num_hidden_layers)) is not None
 
 
-def _find(names: Collection[str], layers: int) -> _Layout | None:
-    return next((each for each in _layouts(layers) if any(name.startswith(each.prefix) for name in names)), None)
+def _source(model: "PreTrainedModel") -> str:
+    """What a model was loaded from; empty where it was not."""
+    return str(getattr(model.config, "name_or_path", "") or "")
+
+
+def _find(model: "PreTrainedModel", source: str, *, download: bool) -> tuple[HeadTensors, _Layout] | None:
+    """The tensors of a model's checkpoint that has a head, and how they are named; of several heads the first."""
+    files: HeadTensors | None = _HELD.get(model)
+    if files is None and source:
+        files = SafetensorsFiles.find(source, download=download)
+    if files is None:
+        return None
+    for layout in _layouts(int(model.config.get_text_config().num_hidden_layers)):
+        if any(name.startswith(layout.prefix) for name in files.names):
+            return files, layout
+    return None
 
 
 def _build(model: Any, files: HeadTensors, layout: _Layout) -> MtpModules:

@@ -325,14 +325,6 @@ class SharedRound:
         if not self._missing:
             self._conclude(verify_seconds, draft_seconds)
 
-    def note_steps(self, steps: int, verify_seconds: float, host_seconds: float) -> None:
-        """Adds one request's steps where no drafts are sought: all that is known of them."""
-        self._missing -= 1
-        self._rows.append([1] * steps)
-        self._seconds += host_seconds
-        if not self._missing:
-            self._conclude(verify_seconds, 0.0)
-
     def _conclude(self, verify_seconds: float, draft_seconds: float) -> None:
         """Updates the costs, given the last request's share of the time."""
         verified, made = _together(self._rows), bool(self._forwards)

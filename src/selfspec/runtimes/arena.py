@@ -56,11 +56,6 @@ class LeasedCache(KeyValueCache):
         self.arena = arena
         self.written = 0
 
-    def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes the rows of one layer, see ``KeyValueCache.write``."""
-        self.written = max(self.written, start + keys.shape[2])
-        super().write(layer, start, keys, values)
-
     def slots_for(self, layer: int, start: int, rows: int) -> torch.Tensor:
         """Keys and values of one layer to write to, see ``KeyValueCache.slots_for``."""
         self.written = max(self.written, start + rows)

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -38,23 +38,26 @@ _FIELDS = {AttentionWeights: "attention", MlpWeights: "mlp", MixtureWeights: "mi
 
 @dataclass(frozen=True, eq=False)
 class NativeBranch:
-    """A sublayer in the form that a native forward takes. Its tensors have to outlive it."""
+    """A block in the form that a native forward takes: itself, and its weights as the C++ code reads them."""
 
+    block: Any
     weights: Weights
-    norms: tuple[RowNorm | None, ...]
-    multiplier: float
-    hidden: int
-    dtype: torch.dtype
-    window: int | None = None
-    rope: str | None = None
-    """Layer type of its rope."""
-    turns: bool = False
-    """It has a rope."""
 
     @property
     def attends(self) -> bool:
         """It is attention."""
         return isinstance(self.weights, (AttentionWeights, LatentWeights))
+
+    @property
+    def turns(self) -> bool:
+        """It has a rope."""
+        return isinstance(self.weights, LatentWeights) or (self.attends and self.block.turns)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its rows."""
+        dtype: torch.dtype = self.block.products[0].dtype
+        return dtype
 
     @property
     def is_low_bit(self) -> bool:
@@ -63,16 +66,15 @@ class NativeBranch:
 
     def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
         """The structure for the C++ code, by the sliding windows and the layer types of ropes of the whole forward."""
-        before, after = map(describe_norm, self.norms)
-        view = windows.index(self.window) if self.attends else 0
-        turn = kinds.index(self.rope) if self.turns else -1
+        block = self.block
+        before, after = map(describe_norm, block.norms)
         return NativeSublayer(
             before=before,
             after=after,
-            multiplier=self.multiplier,
-            view=view,
-            turn=turn,
-            hidden=self.hidden,
+            multiplier=block.multiplier,
+            view=windows.index(block.window) if self.attends else 0,
+            turn=kinds.index(block.rope) if self.turns else -1,
+            hidden=block.products[0].shape[1],
             **{_FIELDS[type(self.weights)]: ctypes.pointer(self.weights)},
         )
 
@@ -104,15 +106,7 @@ def describe_branch(sublayer: Sublayer) -> NativeBranch | None:
     if not all(isinstance(product, CompiledProduct) for product in sublayer.products):
         return None
     weights = _describe(sublayer)
-    if weights is None:
-        return None
-    norms: Any = sublayer.norms
-    first = sublayer.products[0]
-    branch = NativeBranch(weights, norms, sublayer.multiplier, first.shape[1], first.dtype)
-    if not isinstance(sublayer, (FusedAttention, CompiledLatentAttention)):
-        return branch
-    turns = isinstance(sublayer, CompiledLatentAttention) or sublayer.turns
-    return replace(branch, window=sublayer.window, rope=sublayer.rope, turns=turns)
+    return None if weights is None else NativeBranch(sublayer, weights)
 
 
 def _describe(block: FusedBlock) -> Weights | None:

@@ -175,13 +175,13 @@ def _logits(
 
 
 @torch.inference_mode()
-def has_independent_rows(runner: Runner, rows: int = MOST_ROWS) -> bool:
+def has_independent_rows(runner: Runner) -> bool:
     """Whether the last of some rows has the logits, bit for bit, that it has alone after the others."""
-    state = SequenceState(runner.new_cache(rows))
-    tokens = torch.arange(rows, device=state.cache.device)
+    state = SequenceState(runner.new_cache(MOST_ROWS))
+    tokens = torch.arange(MOST_ROWS, device=state.cache.device)
     every = range(len(runner.sublayers))
-    together = _logits(runner, tokens, every, runner.lay_out(state, rows))
-    state.cache.commit(range(rows - 1))
+    together = _logits(runner, tokens, every, runner.lay_out(state, MOST_ROWS))
+    state.cache.commit(range(MOST_ROWS - 1))
     alone = _logits(runner, tokens[-1:], every, runner.lay_out(state, 1))
     return torch.equal(together.values[-1], alone.values[0])
 

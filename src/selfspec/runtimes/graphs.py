@@ -17,7 +17,7 @@ import torch
 from selfspec.errors import FallbackWarning
 from selfspec.model.forward import Forward
 from selfspec.model.sublayers import BranchSublayer, Sublayer
-from selfspec.runtimes.arena import Arena, Arenas, LeasedCache, power_of_two
+from selfspec.runtimes.arena import Arenas, LeasedCache, power_of_two
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.recorder import Recorder, Replay, find_recorder
 from selfspec.runtimes.static_rows import LONGEST_PATH, FindTree, StaticRows
@@ -58,6 +58,7 @@ class Graphs:
         find_tree: gives kernels that attend the paths of a tree's rows; ``None`` where torch attends, by masks.
 
     Attributes:
+        arenas: see above.
         problem: why there are no replays any more; ``None`` while there are.
     """
 
@@ -67,7 +68,7 @@ class Graphs:
         self.problem: str | None = None
         self._sublayers = sublayers
         self._device = device
-        self._arenas, self._find_tree = arenas, find_tree
+        self.arenas, self._find_tree = arenas, find_tree
         self._recorder: Recorder | None = None
         self._rows: dict[int, StaticRows] = {}
         self._replays: dict[_Run, Replay] = {}
@@ -80,17 +81,7 @@ class Graphs:
 
     def of(self, sublayers: Sequence[Sublayer]) -> "Graphs":
         """Those of the same model at another precision, whose sequences are the same."""
-        return Graphs(sublayers, self._device, self._arenas, self._find_tree)
-
-    @property
-    def arena(self) -> Arena | None:
-        """The slots that replays read and write; ``None`` before the first lease."""
-        return self._arenas.current
-
-    @property
-    def recorded(self) -> int:
-        """Replays of the model that were recorded so far; a forward that records takes many times as long."""
-        return self._arenas.recorded
+        return Graphs(sublayers, self._device, self.arenas, self._find_tree)
 
     @property
     def recordings(self) -> set[tuple[tuple[int, ...], int, int]]:
@@ -103,16 +94,16 @@ class Graphs:
         ``None`` while another sequence has the arena, or once recording has failed.
         """
         if self.problem is not None:
-            self._arenas.drop()
+            self.arenas.drop()
             return None
-        return self._arenas.lease(capacity)
+        return self.arenas.lease(capacity)
 
     def takes(self, forward: Forward) -> bool:
         """Whether a forward can run on graphs: it is small, and of the one sequence that has the arena."""
         if len(forward.parts) > 1 or forward.adapting is not None:
             return False
         (rows,) = forward.parts
-        if not isinstance(rows.sequence.cache, LeasedCache) or rows.sequence.cache.arena is not self.arena:
+        if not isinstance(rows.sequence.cache, LeasedCache) or rows.sequence.cache.arena is not self.arenas.current:
             return False
         has_room = self._find_tree is None or rows.depths is None or max(rows.depths) < LONGEST_PATH
         return 0 < rows.count <= MOST_ROWS and self.problem is None and not torch.is_grad_enabled() and has_room
@@ -125,7 +116,7 @@ class Graphs:
 
     def load(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Copies the residual stream to where ``run`` changes it, ``[rows, hidden]``; valid until the next time."""
-        arena, count = self.arena, power_of_two(forward.rows)
+        arena, count = self.arenas.current, power_of_two(forward.rows)
         assert arena is not None
         if self._recorder is None:
             # A recorder's pool of memory is freed with its last graph, so each arena has a recorder of its own.
@@ -214,7 +205,7 @@ class Graphs:
             problem = f"recording failed: {error.__context__ or error}"  # ending the capture raises an error of its own
         if problem is None:
             self._replays[run] = replay
-            self._arenas.recorded += 1
+            self.arenas.recorded += 1
             return
         self._give_up(problem)
         stream.copy_(before)

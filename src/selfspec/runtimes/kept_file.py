@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from selfspec.files import cache_folder, replace_file
 
@@ -53,6 +54,26 @@ class KeptFile:
         """Removes the file, if there is one."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+
+def restored(kind: Any, value: Any) -> Any:
+    """A value of a type from what JSON has of it, as ``dataclasses.asdict`` gives it.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is of no such type.
+    """
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{field.name: restored(hints[field.name], value[field.name]) for field in fields(kind)})  # type: ignore[operator]
+    parts, given = get_args(kind), get_origin(kind)
+    if type(None) in parts:
+        return None if value is None else restored(parts[0], value)
+    if given is tuple:
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return tuple(restored(*each) for each in zip(kinds, value, strict=True))
+    if given is Mapping:
+        return {restored(parts[0], name): restored(parts[1], each) for name, each in value.items()}
+    return kind(value)
 
 
 def _digest(text: str) -> str:

@@ -110,17 +110,10 @@ def row_limit(dtype: torch.dtype, *, attends: bool = False, low_bit: bool = Fals
     limit of attention (``attends``) is not that of products; low-bit weights have none, since only the kernels
     multiply them.
     """
-    return sys.maxsize if low_bit else most_attending(dtype) if attends else most_rows(dtype)
-
-
-def most_rows(dtype: torch.dtype) -> int:
-    """Most rows of one sequence whose products run in the kernels; see ``row_limit``."""
-    return int(getattr(load(), f"most_rows_{DTYPES[dtype]}")())
-
-
-def most_attending(dtype: torch.dtype) -> int:
-    """Most rows of one sequence whose attention runs in the kernels; see ``row_limit``."""
-    return int(getattr(load(), f"most_attending_{DTYPES[dtype]}")())
+    if low_bit:
+        return sys.maxsize
+    limit = f"most_attending_{DTYPES[dtype]}" if attends else f"most_rows_{DTYPES[dtype]}"
+    return int(getattr(load(), limit)())
 
 
 @contextmanager

@@ -38,6 +38,10 @@ class MtpHead:
         required: whether the head has to have this precision; else the checkpoint's is taken where kernels of the CPU
             cannot run it.
 
+    Attributes:
+        own: its layer and the LM head, as a model of one layer.
+        reads: ``2L`` of the target, whose ``h[2L]`` it reads.
+
     Raises:
         UnsupportedModelError: its checkpoint has no head, or one that cannot run, or its LM head has no such part, or
             there are no low-bit weights of it.
@@ -52,51 +56,36 @@ class MtpHead:
         *,
         required: bool = True,
     ) -> None:
-        self._target = target
+        self._target, self.reads = target, target.sublayer_count
         self._modules: MtpModules = read_mtp(target.model)
         if vocabulary is not None and vocabulary < target.vocab_size:
             own: Any = self._modules.model
             own.lm_head = first_outputs(own.lm_head, vocabulary)
-        self._own = Target(self._modules.model, target.runtime if target.trial is None else target.chosen_runtime)
-        compiled = self._own.at(None).native is not None
+        self.own = Target(self._modules.model, target.runtime if target.trial is None else target.chosen_runtime)
+        compiled = self.own.at(None).native is not None
         if precision is not None and required:
-            self._own.check_low_bit(precision)
-        elif precision is not None and not (compiled and _can_have(self._own, precision)):
+            self.own.check_low_bit(precision)
+        elif precision is not None and not (compiled and _can_have(self.own, precision)):
             precision = None
         self.precision, self._required = precision, required
-        self._enter = HeadEntry(self._modules, self._own.decoder, compiled=compiled)
-        self._every = tuple(range(self._own.sublayer_count))
+        self._enter = HeadEntry(self._modules, self.own.decoder, compiled=compiled)
+        self._every = tuple(range(self.own.sublayer_count))
         self._native: NativeHead | None = None
-
-    @property
-    def sublayer_count(self) -> int:
-        """``2L`` of the target, whose ``h[2L]`` it reads."""
-        return self._target.sublayer_count
-
-    @property
-    def own(self) -> Target:
-        """The head's layer and the LM head, as a model of one layer."""
-        return self._own
 
     @property
     def runner(self) -> Runner:
         """The same at the precision that drafts; where memory is short, at the checkpoint's if no other is required."""
         try:
-            return self._own.at(self.precision)
+            return self.own.at(self.precision)
         except OutOfMemoryError:
             if self._required:
                 raise
             self.precision = None
-            return self._own.at(None)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of keys and values of one token."""
-        return self._own.slot_bytes
+            return self.own.at(None)
 
     def begin(self, capacity: int) -> MtpText:
         """A text of at most as many tokens."""
-        state = self._own.new_sequence(capacity, capacity, capacity)
+        state = self.own.new_sequence(capacity, capacity, capacity)
         return MtpText(state.cache, state.long_rope, native=self._native_form())
 
     def _native_form(self) -> NativeHead | None:
@@ -122,7 +111,7 @@ class MtpHead:
             each.text.cache.commit(range(len(tokens)))
             each.text.missing.clear()
         while on := [each for each in running if each.goes_on]:
-            self._step(on, [(self._own.norm(each.state), each.tokens[-1]) for each in on])
+            self._step(on, [(self.own.norm(each.state), each.tokens[-1]) for each in on])
         return [each.finish({}, 0, (1,) * len(each.tokens)) for each in running]
 
     def _take(self, text: SequenceState) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,7 +121,7 @@ class MtpHead:
         done = 0
         while len(tokens) - done > _ROWS:
             end = min(done + _CHUNK, len(tokens) - 1)
-            forward = self._own.lay_out(text, end - done, settled=True)
+            forward = self.own.lay_out(text, end - done, settled=True)
             self.runner.run(self._embed(states[done:end], tokens[done:end]), self._every, forward)
             text.cache.commit(range(end - done))
             done = end
@@ -142,7 +131,7 @@ class MtpHead:
     def _step(self, running: "Sequence[_Draft]", inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """One forward: the next token of each."""
         layouts = [
-            self._own.lay_out(each.text, len(tokens), start=each.start)
+            self.own.lay_out(each.text, len(tokens), start=each.start)
             for each, (_, tokens) in zip(running, inputs, strict=True)
         ]
         states, tokens = map(_joined, zip(*inputs, strict=True))

@@ -83,8 +83,8 @@ class NativeForward:
         self._branches = tuple(branches)
         native = [branch for branch in branches if branch is not None]
         attention = [branch for branch in native if branch.attends]
-        self._windows = list(dict.fromkeys(branch.window for branch in attention))
-        self._kinds = list(dict.fromkeys(branch.rope for branch in attention if branch.turns))
+        self._windows = list(dict.fromkeys(branch.block.window for branch in attention))
+        self._kinds = list(dict.fromkeys(branch.block.rope for branch in attention if branch.turns))
         self._window_sizes = (c_long * len(self._windows))(*(window or 0 for window in self._windows))
         structures = (
             NativeSublayer() if branch is None else branch.structure(self._windows, self._kinds) for branch in branches

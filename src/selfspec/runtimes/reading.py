@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from selfspec.runtimes.formats import TILE
-from selfspec.runtimes.kept_file import KeptFile
+from selfspec.runtimes.kept_file import KeptFile, restored
 from selfspec.runtimes.kernel_build import processor_name
 from selfspec.runtimes.kernels import DTYPES, Kernels, find
 from selfspec.runtimes.products import CompiledProduct, Product
@@ -125,7 +125,7 @@ def _ways_of(sample: Sequence[Product]) -> tuple[int, ...]:
 
 def _parse(kept: Mapping[str, Any], ways: Sequence[int]) -> Reading | None:
     try:
-        found = Reading(tuple(kept["ways"]), tuple(map(float, kept["gains"])))
+        found: Reading = restored(Reading, kept)
         valid = set(found.ways) <= set(ways) and len(found.ways) == len(found.gains) == len(_ROWS)
     except (ValueError, KeyError, TypeError):
         return None

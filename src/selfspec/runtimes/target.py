@@ -165,11 +165,6 @@ class Target:
         """Why rows cannot be a token tree, or others than consecutive ones; ``None`` where they can."""
         return self.decoder.tree_refusal
 
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether a forward runs only after its rows were embedded, since layers read their tokens."""
-        return self.decoder.reads_tokens
-
     @cached_property
     def parameter_count(self) -> int:
         """Number of weights, low-bit ones too; a shared one counts once."""
@@ -287,7 +282,7 @@ class Target:
     @property
     def recorded(self) -> int:
         """Replays that were recorded so far; the time of a round in which one was is not that of its forwards."""
-        return 0 if self._prepared.graphs is None else self._prepared.graphs.recorded
+        return 0 if self._prepared.graphs is None else self._prepared.graphs.arenas.recorded
 
     def release_copies(self, keep: AnyPrecision | None = None) -> None:
         """Drops low-bit copies, but for those of a precision. They are made again where they are asked for."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from selfspec.runtimes.kept_file import restored
+
 _STEPS, _VERIFICATION = 4, 8
 
 _EXACT_MAY_COST = 1.1
@@ -108,20 +110,7 @@ class DeviceTrial:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "DeviceTrial":
         """From ``to_dict``, also through JSON; raises ``ValueError``, ``TypeError`` or ``KeyError`` for others."""
-        trial = DeviceTrial(
-            str(values["device"]),
-            tuple(map(_tried, values["runtimes"])),
-            {int(bits): _tried(each) for bits, each in values["weights"].items()},
-            float(values["seconds"]),
-            None if values["free_bytes"] is None else int(values["free_bytes"]),
-        )
+        trial: DeviceTrial = restored(DeviceTrial, values)
         if not trial.order:
             raise ValueError("no runtime passed this trial")
         return trial
-
-
-def _tried(values: Mapping[str, Any]) -> Tried:
-    seconds = {int(rows): float(each) for rows, each in values["seconds"].items()}
-    reason = values["reason"]
-    lacked_memory, is_exact = bool(values["lacked_memory"]), bool(values["is_exact"])
-    return Tried(str(values["name"]), seconds, None if reason is None else str(reason), lacked_memory, is_exact)

@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from selfspec.constraint import Constraint, definition, parser_limits
-from selfspec.errors import InvalidParameterError, MissingPackageError, first_line
+from selfspec.errors import InvalidParameterError, MissingPackageError, explaining, first_line
 from selfspec.model import transfer
 
 if TYPE_CHECKING:
@@ -190,10 +190,8 @@ class Grammars:
             vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary(kind)
         from llguidance import LLMatcher
 
-        try:
+        with explaining(InvalidParameterError, f"{kind} cannot be compiled", ValueError, RecursionError):
             grammar = definition(constraint)
-        except (ValueError, RecursionError) as error:
-            raise InvalidParameterError(f"{kind} cannot be compiled: {first_line(error)}") from error
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             reason = first_line(ValueError(matcher.get_error()))
@@ -215,7 +213,5 @@ class Grammars:
             raise MissingPackageError(
                 f"{kind} needs the package llguidance; install it by `pip install 'selfspec[structured]'`"
             ) from error
-        try:
+        with explaining(InvalidParameterError, f"{kind} cannot be used with this tokenizer", ValueError):
             return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids)
-        except ValueError as error:
-            raise InvalidParameterError(f"{kind} cannot be used with this tokenizer: {first_line(error)}") from error

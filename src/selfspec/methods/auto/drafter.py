@@ -303,28 +303,19 @@ class AutoDrafter(Drafter):
         if feedback.run:
             self._learn_from_run(planned, feedback, began)
             return
-        backs_off = self._backoff.on
-        self._count(len(committed))
         if planned.shared is None and isinstance(feedback.draft, RunDraft) and feedback.draft.follow is not None:
             self._runs = False  # it could have been followed
-        (self._known.put_off if backs_off else self._known.extend)(committed)
-        drafting = planned.expected_drafting(feedback)
-        if planned.guess is not None:
-            confidences = feedback.proposal.confidences
-            self._layer_plans.note(confidences, feedback.accepted)
-            if confidences:
-                self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
-        elif not backs_off:
-            self._forget(faded(len(committed)))
+        drafting, confidences = planned.expected_drafting(feedback), feedback.proposal.confidences
+        self._learn_of_tokens(planned, committed, confidences, feedback.accepted)
+        if planned.guess is not None and confidences:
+            self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
         self._known.read_guess(feedback.guess)
-        if planned.is_known:
-            self._trust[planned.name].note(planned.expected - 1, len(committed) - 1)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
         is_step = rows == 1 or (planned.is_step and planned.guess is None)
         spent = planned.seconds_of(1 if is_step else rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
-            beside = self._learn_costs(rows, seconds, self._forwards(planned, feedback), is_step=is_step)
+            beside = self._learn_costs([rows], seconds, self._forwards(planned, feedback), is_step=is_step)
             took = self._planned + self._clock() - began
             if planned.backs_off:
                 self._backoff.note_rounds(1, took)
@@ -335,27 +326,34 @@ class AutoDrafter(Drafter):
         self._note_time(planned, len(committed), spent)
         if planned.shared is not None:
             made = self._forwards(planned, feedback)
-            host = self._host_seconds(planned, seconds, began)
-            tokens, costs, value = len(committed), self.layer_costs, planned.value
-            shared, reading = planned.shared, planned.reading
-            shared.note(
-                *([rows], tokens, self._room, seconds.verify, seconds.draft, made, costs),
-                host_seconds=host,
-                reading=reading,
-                value=value,
-            )
+            self._share(planned, feedback, began, [rows], seconds.draft, made)
 
     def _learn_of_steps(self, planned: Round, feedback: Feedback, began: float) -> None:
         """Counts steps of a batch in which no drafts were looked for."""
-        assert planned.shared is not None
-        token_ids, seconds = feedback.acceptance.token_ids, feedback.seconds
+        token_ids = feedback.acceptance.token_ids
         self._count(len(token_ids))
         self._known.put_off(token_ids)
-        planned.shared.note_steps(len(token_ids), seconds.verify, self._host_seconds(planned, seconds, began))
+        self._share(planned, feedback, began, [1] * len(token_ids))
 
-    def _host_seconds(self, planned: Round, seconds: PhaseSeconds, began: float) -> float:
-        """Seconds of a batch's round beside forwards and what was prepared; it learns since ``began``."""
-        return seconds.select + seconds.other + self._clock() - began - planned.preparing
+    def _share(
+        self,
+        planned: Round,
+        feedback: Feedback,
+        began: float,
+        rows: Sequence[int],
+        draft_seconds: float = 0.0,
+        forwards: Sequence[int] = (),
+    ) -> None:
+        """Adds rows of verifications and their time to those of the batch; it learns since ``began``."""
+        assert planned.shared is not None
+        seconds = feedback.seconds
+        planned.shared.note(
+            *(rows, len(feedback.acceptance.token_ids), self._room, seconds.verify),
+            *(draft_seconds, forwards, self.layer_costs),
+            host_seconds=seconds.select + seconds.other + self._clock() - began - planned.preparing,
+            reading=planned.reading,
+            value=planned.value,
+        )
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft whose time says what forwards cost."""
@@ -363,15 +361,17 @@ class AutoDrafter(Drafter):
             return ()
         return self._layers.timed(feedback.proposal.forwards)
 
-    def _learn_costs(self, rows: int, seconds: PhaseSeconds, forwards: Sequence[int], *, is_step: bool) -> float:
-        """Learns what a round of this request alone took; returns what it took beside what is planned for."""
-        self.verify_costs.note([rows], seconds.verify)
+    def _learn_costs(
+        self, rows: Sequence[int], seconds: PhaseSeconds, forwards: Sequence[int], *, is_step: bool
+    ) -> float:
+        """Learns what rounds of this request alone took; returns what each took beside what is planned for."""
+        self.verify_costs.note(rows, seconds.verify)
         if forwards and self._layers is not None:
             self._layers.costs.note(forwards, seconds.draft)
         if not is_step:
-            self._overhead.note(rows, seconds.other)
+            self._overhead.note(sum(rows), seconds.other)
             return 0.0
-        self._overhead.note_steps(1, seconds.other)
+        self._overhead.note_steps(len(rows), seconds.other)
         return self._planning.mean
 
     def learn_of_run(self, played: RunRound) -> None:
@@ -379,11 +379,7 @@ class AutoDrafter(Drafter):
         planned, token_ids = self._round, played.token_ids
         assert planned is not None
         self._followed += len(token_ids)
-        if self._backoff.on:
-            self._known.put_off(token_ids)
-        else:
-            self._learn_of_tokens(planned, played)
-        self._count(len(token_ids))
+        self._learn_of_tokens(planned, token_ids, played.confidences, played.accepted)
         if planned.backs_off:
             self._unplanned += 1
             seconds = planned.step + self._backoff.round_seconds
@@ -399,16 +395,21 @@ class AutoDrafter(Drafter):
         if planned.is_known:
             self._saved_by_known += tokens * step - seconds
 
-    def _learn_of_tokens(self, planned: Round, played: RunRound) -> None:
-        """Scores by the tokens of a round what was known, and what was drafted."""
-        token_ids = played.token_ids
-        self._known.extend(token_ids)
-        if planned.guess is None:
+    def _learn_of_tokens(
+        self, planned: Round, token_ids: Sequence[int], confidences: Sequence[float], accepted: int
+    ) -> None:
+        """Scores by the tokens of a round what was known, and what was drafted, unless the request is held back."""
+        if self._backoff.on:
+            self._known.put_off(token_ids)
+        elif planned.guess is None:
+            self._known.extend(token_ids)
             self._forget(faded(len(token_ids)))
         else:
-            self._layer_plans.note(played.confidences, played.accepted)
+            self._known.extend(token_ids)
+            self._layer_plans.note(confidences, accepted)
         if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
+        self._count(len(token_ids))
 
     def _count(self, tokens: int) -> None:
         """Counts tokens that were written."""
@@ -455,18 +456,11 @@ class AutoDrafter(Drafter):
         self._known.read_guess(feedback.run[-1].guess)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
-            host = self._host_seconds(planned, seconds, began)
-            tokens, value = len(feedback.acceptance.token_ids), planned.value
-            reading = planned.reading
-            planned.shared.note(
-                rows, tokens, self._room, seconds.verify, host_seconds=host, reading=reading, value=value
-            )
+            self._share(planned, feedback, began, rows)
             return
-        self.verify_costs.note(rows, seconds.verify)
-        drafted = sum(len(each.confidences) for each in feedback.run)
-        if self._layers is not None and (forwards := self._layers.timed((1,) * drafted)):
-            self._layers.costs.note(forwards, seconds.draft)
-        self._overhead.note_steps(len(rows), seconds.other)
+        drafted = (1,) * sum(len(each.confidences) for each in feedback.run)
+        forwards = () if self._layers is None else self._layers.timed(drafted)
+        self._learn_costs(rows, seconds, forwards, is_step=True)
         selecting = seconds.select + self._clock() - began - planned.preparing
         rounds = len(rows) - self._unplanned
         if rounds > 0:

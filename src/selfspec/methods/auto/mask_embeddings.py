@@ -71,8 +71,7 @@ class MaskEmbeddings:
     @property
     def chosen(self) -> torch.Tensor | None:
         """That of the coming rounds, ``[hidden]``; ``None`` for zero."""
-        if self.kind not in self._made:
-            self.make()
+        self.make()
         return self._made[self.kind]
 
     @property

@@ -26,6 +26,7 @@ from selfspec.planning.acceptance import CONFIDENCE
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs, weight_bytes
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
+from selfspec.runtimes.kept_file import restored
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.trial_table import DeviceTrial, Tried
@@ -65,12 +66,6 @@ class Preparation:
     """What low-bit weights take at least, where there is no memory for them; 0 otherwise."""
     measured: bool = True
     """Whether costs and agreement were measured on this machine, not estimated."""
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Preparation":
-        """From the result of ``asdict``; raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else."""
-        layers = values["layers"]
-        return cls(_costs(values["verify"]), None if layers is None else _trial(layers), int(values["lacking_bytes"]))
 
 
 @dataclass(frozen=True)
@@ -181,16 +176,14 @@ def _row_costs(tried: Tried) -> RowCosts:
 def warn_of_memory(preparation: Preparation, settings: AutoSettings) -> None:
     """Says that there is no memory for low-bit weights, unless the settings ask for none."""
     if preparation.lacking_bytes and settings.memory_limit != 0:
-        text = _complaint(preparation.lacking_bytes, settings.memory_limit)
-        warnings.warn(text, NoCopiesWarning, stacklevel=3)
-
-
-def _complaint(needed: int, memory_limit: float | None) -> str:
-    limit = "the memory that is available allows" if memory_limit is None else "memory_limit allows"
-    return (
-        f"auto drafts without low-bit copies of the weights: they take {needed / 2**20:.0f} MiB, more than {limit}; "
-        "raise memory_limit or free memory, or set memory_limit=0 to do without them"
-    )
+        limit = "the memory that is available allows" if settings.memory_limit is None else "memory_limit allows"
+        warnings.warn(
+            "auto drafts without low-bit copies of the weights: they take "
+            f"{preparation.lacking_bytes / 2**20:.0f} MiB, more than {limit}; raise memory_limit or free memory, "
+            "or set memory_limit=0 to do without them",
+            NoCopiesWarning,
+            stacklevel=3,
+        )
 
 
 def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], None]) -> Preparation:
@@ -267,23 +260,6 @@ def _read(target: Target, settings: AutoSettings) -> Preparation | None:
     if kept is None or (kept.get("format"), kept.get("terms")) != (_FORMAT, _terms(settings)):
         return None
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        return Preparation.from_dict(kept)
+        found: Preparation = restored(Preparation, kept)
+        return found
     return None
-
-
-def _costs(values: dict[str, Any]) -> RowCosts:
-    return RowCosts(tuple(map(int, values["rows"])), tuple(map(float, values["seconds"])))
-
-
-def _trial(values: dict[str, Any]) -> Trial:
-    assignment = values["assignment"]
-    kept = KeptSet(tuple(assignment["kept"]["sublayers"]), assignment["kept"]["total"])
-    precision = None if assignment["precision"] is None else Precision(**assignment["precision"])
-    confidences = tuple((float(confidence), bool(agrees)) for confidence, agrees in values["confidences"])
-    return Trial(
-        Assignment(kept, precision),
-        float(values["agreement"]),
-        _costs(values["costs"]),
-        confidences,
-        float(values["tokens_per_second"]),
-    )

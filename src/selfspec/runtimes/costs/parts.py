@@ -166,7 +166,7 @@ def measure_parts(
     attention, mlp = range(0, target.sublayer_count, 2), range(1, target.sublayer_count, 2)
     steps = [target.lay_out(sequence, rows, start=context) for context in contexts]
     embedded = target.embed(tokens, steps[0])
-    for step in steps[1:] if target.reads_tokens else ():
+    for step in steps[1:] if target.decoder.reads_tokens else ():
         target.embed(tokens, step)
 
     def lay_out() -> None:
