@@ -271,4 +271,4 @@ def test_a_step_that_fails_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(scheduler._prompts, "read", fail)
     scheduler.step()
     assert [each.ended for each in asked] == [True, True]
-    assert not scheduler.busy
+    assert not scheduler.running

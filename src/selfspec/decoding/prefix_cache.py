@@ -1,7 +1,7 @@
 """Keys and values of earlier texts, for prompts that begin alike, and the memory that they and the requests share."""
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -301,18 +301,28 @@ class CacheMemory:
         return min(room, (int(share * self.limit) - fixed) // each)
 
     def admits(self, request: Request, held: int) -> bool:
-        """Whether a request fits beside others that hold ``held`` bytes; the prefix cache makes room for it.
+        """Whether a request fits beside others that hold ``held`` bytes, and beside the prefix cache.
 
         One that does not fit even alone is admitted, for ``check`` to refuse.
         """
         needed = request.bytes(self._target)
-        if self.limit is None or needed > self.limit:
-            return True
-        left = self.limit - held - needed
-        if left >= 0 and self.prefixes is not None and self.prefixes.bytes > left:
-            self.prefixes.touch(request.prompt_ids, request.cache_salt)  # what it begins with goes last
-            self.prefixes.shrink(left)
-        return left >= 0
+        kept = 0 if self.prefixes is None else self.prefixes.bytes
+        return self.limit is None or needed > self.limit or held + needed + kept <= self.limit
+
+    def make_room(self, request: Request, held: int, most: float) -> int:
+        """Drops about ``most`` bytes of the prefix cache, at most, where a request would fit without them.
+
+        Returns:
+            How many bytes were dropped.
+        """
+        if self.limit is None or self.prefixes is None:
+            return 0
+        left, before = self.limit - held - request.bytes(self._target), self.prefixes.bytes
+        if left < 0 or before <= left or most <= 0:
+            return 0
+        self.prefixes.touch(request.prompt_ids, request.cache_salt)  # what it begins with goes last
+        self.prefixes.shrink(int(max(left, before - most)))
+        return before - self.prefixes.bytes
 
     def recall(self, sequence: Running, held: int) -> bool:
         """Takes over a part of what is known of a prompt; returns whether there may be more of it.
@@ -358,9 +368,26 @@ class CacheMemory:
             self.prefixes.count(len(request.prompt_ids), request.cached_tokens)
 
     @property
+    def part_bytes(self) -> int:
+        """Bytes of keys and values that are copied or given back at a time, while others wait."""
+        return PART_BYTES
+
+    @property
     def part(self) -> int:
-        """Tokens whose keys and values are copied at a time, while others wait."""
-        return max(1, PART_BYTES // self._target.slot_bytes)
+        """Tokens that have as many."""
+        return max(1, self.part_bytes // self._target.slot_bytes)
+
+    def give_back(self, leaving: deque[Running]) -> None:
+        """Gives back memory of sequences that nobody needs any more, of the first ones first, and drops them then.
+
+        No more than a part, as to free a long cache as a whole takes many milliseconds.
+        """
+        left = self.part_bytes
+        while leaving and left > 0:
+            released = leaving[0].cache.release(left)
+            if not released:
+                leaving.popleft()
+            left -= released
 
     def keep(self, sequence: Running, held: int, most: int) -> int:
         """Copies keys and values of a sequence, as far as any request may use them, into the prefix cache.
