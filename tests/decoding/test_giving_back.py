@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from helpers.models import VOCABULARY, prompt
+from helpers.models import build_with_large_cache, prompt
 from selfspec.decoding import prefix_cache
 from selfspec.decoding.output import Output
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
@@ -22,17 +21,8 @@ from selfspec.sampling.rules import Greedy
 
 MIB = 2**20
 PART = 4 * MIB
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    """Of few numbers, but many for keys and values: 80 KiB a token."""
-    sizes = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 160, "num_hidden_layers": 4}
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, max_position_embeddings=1024, **sizes
-    )
-    torch.manual_seed(0)
-    return Target(LlamaForCausalLM(config).eval())
+TARGET = Target(build_with_large_cache())
+PLAIN = make_method("autoregressive", TARGET)
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +30,15 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "PART_BYTES", PART)
 
 
-def request(target: Target, prompt_ids: list[int], new_tokens: int, most: int = 1024) -> Request:
-    output, method = Output(max_new_tokens=new_tokens), make_method("autoregressive", target)
-    return Request(prompt_ids, new_tokens, Greedy(), Stepwise(most), output, method=method)
+def request(prompt_ids: list[int], new_tokens: int, most: int = 1024) -> Request:
+    output = Output(max_new_tokens=new_tokens)
+    return Request(prompt_ids, new_tokens, Greedy(), Stepwise(most), output, method=PLAIN)
 
 
-def scheduler_of(target: Target, limit: int | None = None) -> tuple[Scheduler, PrefixCache | None]:
-    prefixes = None if limit is None else PrefixCache(target, limit)
-    memory = CacheMemory(target, 1, limit, prefixes)
-    return Scheduler(target, chunks=Chunks(256, 1), max_batch=4, memory=memory), prefixes
+def scheduler_of(limit: int | None = None) -> tuple[Scheduler, PrefixCache | None]:
+    prefixes = None if limit is None else PrefixCache(TARGET, limit)
+    memory = CacheMemory(TARGET, 1, limit, prefixes)
+    return Scheduler(TARGET, chunks=Chunks(256, 1), max_batch=4, memory=memory), prefixes
 
 
 def resident() -> int:
@@ -72,10 +62,10 @@ class Stepwise(ScoreProcessor):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems take memory back as a whole")
 @pytest.mark.parametrize("ends", ["finished", "cancelled", "failed"])
-def test_no_step_gives_back_more_than_a_part(target: Target, ends: str) -> None:
-    scheduler, _ = scheduler_of(target)
-    other = request(target, prompt(4, 1), 900)
-    long = request(target, prompt(600), 8 if ends == "finished" else 300, most=605 if ends == "failed" else 1024)
+def test_no_step_gives_back_more_than_a_part(ends: str) -> None:
+    scheduler, _ = scheduler_of()
+    other = request(prompt(4, 1), 900)
+    long = request(prompt(600), 8 if ends == "finished" else 300, most=605 if ends == "failed" else 1024)
     for each in (other, long):
         scheduler.add(each)
     while len(long.output.token_ids) < 4:
@@ -91,26 +81,26 @@ def test_no_step_gives_back_more_than_a_part(target: Target, ends: str) -> None:
         assert before - lowest < 2.5 * PART
         assert len(other.output.token_ids) == tokens + 1, "the other one goes on"
     assert taken - lowest > 8 * PART
-    assert scheduler.held == other.bytes(target)
+    assert scheduler.held == other.first_bytes(TARGET)
     assert (long.error is not None) == (ends == "failed")
     assert not other.ended
 
 
-def test_the_prefix_cache_gives_way_in_parts(target: Target) -> None:
+def test_the_prefix_cache_gives_way_in_parts() -> None:
     """While others write; its oldest texts go first, and never that with which the new request begins."""
-    limit = 1000 * target.slot_bytes
-    scheduler, prefixes = scheduler_of(target, limit)
+    limit = 1000 * TARGET.slot_bytes
+    scheduler, prefixes = scheduler_of(limit)
     assert prefixes is not None
     for seed in range(8):
-        scheduler.add(request(target, prompt(90, seed), 2))
+        scheduler.add(request(prompt(90, seed), 2))
         while scheduler.busy:
             scheduler.step()
-    other, long = request(target, prompt(4, 9), 60), request(target, [*prompt(90, 0), *prompt(500, 10)], 2)
+    other, long = request(prompt(4, 9), 60), request([*prompt(90, 0), *prompt(500, 10)], 2)
     scheduler.add(other)
     while not other.output.token_ids:
         scheduler.step()
     scheduler.add(long)
-    text = 91 * target.slot_bytes
+    text = 91 * TARGET.slot_bytes
     held, dropped = [prefixes.bytes], 0
     while long.started_at is None:
         tokens = len(other.output.token_ids)
@@ -124,14 +114,14 @@ def test_the_prefix_cache_gives_way_in_parts(target: Target) -> None:
     assert scheduler.held + prefixes.bytes <= limit
 
 
-def test_where_nothing_is_written_room_is_made_at_once(target: Target) -> None:
-    scheduler, prefixes = scheduler_of(target, 1000 * target.slot_bytes)
+def test_where_nothing_is_written_room_is_made_at_once() -> None:
+    scheduler, prefixes = scheduler_of(1000 * TARGET.slot_bytes)
     assert prefixes is not None
     for seed in range(8):
-        scheduler.add(request(target, prompt(90, seed), 2))
+        scheduler.add(request(prompt(90, seed), 2))
         while scheduler.busy:
             scheduler.step()
-    long = request(target, prompt(590, 10), 2)
+    long = request(prompt(590, 10), 2)
     scheduler.add(long)
     scheduler.step()
     assert long.started_at is not None

@@ -26,10 +26,10 @@ class Scheduler:
     """Decodes many requests, several of them at a time.
 
     Requests are admitted in the order of their arrival, as places and memory allow. Prompts that are being read take
-    turns; the sequences whose prompts are read play their rounds together. What happens to a request is written into
-    it, and its listener is called. Keys and values of those that end are copied into the prefix cache in parts, over
-    several steps; until then no request is admitted, since the next one may begin with their texts. Then their memory
-    is given back, in parts, too.
+    turns; the sequences whose prompts are read, and for whose next tokens there is memory, play their rounds together.
+    What happens to a request is written into it, and its listener is called. Keys and values of those that end are
+    copied into the prefix cache in parts, over several steps; until then no request is admitted, since the next one may
+    begin with their texts. Then their memory is given back, in parts, too.
 
     Without ``memory`` any number of requests fits; without ``pace`` a step reads about a chunk.
     """
@@ -118,7 +118,7 @@ class Scheduler:
         self._memory.give_back(self._leaving)
         if not self._ended:
             self._admit(events, at_once=not writes)
-        writing = [sequence for sequence in self._running if not sequence.unread]
+        writing = [sequence for sequence in self._memory.grow(self._running) if not sequence.unread]
         unread = [sequence for sequence in self._running if sequence.unread]
         known = self._recall(unread, writing=bool(writing))
         events += self._prompts.read(known, step=self._steps, writing=bool(writing), held=self.held)
@@ -164,8 +164,8 @@ class Scheduler:
         while self._waiting and len(self._running) < self._max_batch:
             request, admitted = self._waiting[0], time.perf_counter()
             if not self._leaving:  # their memory comes first
-                left -= self._memory.make_room(request, self.held, left)
-            if not self._memory.admits(request, self.held + sum(each.bytes for each in self._leaving)):
+                left -= self._memory.make_room(request, self._running, left)
+            if not self._memory.admits(request, self._running, sum(each.bytes for each in self._leaving)):
                 break
             self._waiting.popleft()
             try:

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 
 from selfspec.model.mxint8 import are_numbers, pack, packed_size, unpack, unpacked_size
-from selfspec.model.pages import Pages
+from selfspec.model.pages import Pages, is_taken_late
 from selfspec.model.transfer import send
-
-_LARGE = 2**25
-"""Bytes from which on the system gives memory that is zero already."""
 
 
 class KeyValueCache:
@@ -180,7 +177,7 @@ class KeyValueCache:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, own: list[Pages]) -> torch.Tensor:
     """A tensor of zeros; a large one of a processor takes no time, and has memory of its ``own``."""
     size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < _LARGE:
+    if not is_taken_late(size, device):
         return torch.zeros(shape, dtype=dtype, device=device)
     own.append(Pages(size))
     return own[-1].tensor(dtype).view(shape)

@@ -6,6 +6,14 @@ import sys
 
 import torch
 
+LARGE = 2**25
+"""Bytes of a tensor from which on its memory is taken as it is written."""
+
+
+def is_taken_late(size: int, device: torch.device) -> bool:
+    """Whether a tensor of zeros of that many bytes takes no memory before it is written."""
+    return device.type == "cpu" and size >= LARGE
+
 
 class Pages:
     """Zeros of this process alone: memory that could be shared takes longer to be first written, and given back.
