@@ -21,7 +21,6 @@ from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Greedy
 
-
 TARGET = Target(build_with_large_cache())
 PLAIN = make_method("autoregressive", TARGET)
 
