@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import ApiError, as_api_error, exceeds_context, too_long
+from selfspec.serve.api_errors import ApiError, as_api_error, exceeds_context
 from selfspec.serve.limits import Limits
-from selfspec.serve.reader import Prepared, check_reported
-from selfspec.serve.requests import ChatRequest, CompletionRequest
+from selfspec.serve.reader import Prepared, asked_tokens, check_reported
+from selfspec.serve.requests import CompletionRequest
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.types import SamplingParams
 
@@ -82,15 +82,8 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
 def _new_tokens(prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits) -> int:
     """The number of new tokens, if prompt and answer fit."""
     request, context = prepared.request, engine.context
-    if limits.max_prompt_tokens is not None and prompt_length > limits.max_prompt_tokens:
-        raise too_long(prompt_length, limits.max_prompt_tokens, request.prompt_field)
-    asked, field = request.max_tokens, "max_tokens"
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        asked, field = request.max_completion_tokens, "max_completion_tokens"
-    room, most = context - prompt_length, context if asked == 0 else context - 1
-    if prompt_length > most:
-        more = f", since the maximum context length is {context} tokens, those of the answer included"
-        raise too_long(prompt_length, most, request.prompt_field, more=more)
+    asked, field = asked_tokens(request)
+    room = context - prompt_length
     if asked is None:
         return _usual_tokens(prepared, prompt_length, engine, limits)
     if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):

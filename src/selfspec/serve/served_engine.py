@@ -140,7 +140,9 @@ class ServedEngine:
         assert engine is not None, "the engine is not started"
 
         def prepare() -> list[Request]:
-            return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
+            return [
+                engine.prepare(list(prompt), params, method=method, cache_salt=cache_salt) for prompt, params in asked
+            ]
 
         constrained = any(params.constraint is not None for _, params in asked)
         async with contextlib.AsyncExitStack() as places:
