@@ -516,3 +516,20 @@ def test_what_the_event_loop_unpacks_is_small() -> None:
         reader.count_tokens(json.dumps({"messages": [{"role": "user", "content": "a b " * 1024}]}).encode())
     )
     assert count["input_tokens"] > 1024, "which is asked before a chat is shortened"
+
+
+def test_parameters_of_many_prompts_are_checked_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema or a thousand biases for each of 128 prompts would hold the event loop."""
+    checked: list[SamplingParams] = []
+    check = SamplingParams.__post_init__
+
+    def noted(params: SamplingParams) -> None:
+        checked.append(params)
+        check(params)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", noted)
+    prompts = [[1] * length for length in range(1, 100)]
+    body = {"prompt": prompts, "logit_bias": {str(token): 1 for token in range(100)}, "seed": 7, "max_tokens": 1}
+    assert client.post(COMPLETION, json=body).status_code == 200
+    assert len(checked) <= 1
+    assert client.post(COMPLETION, json={**body, "min_tokens": 2}).status_code == 400

@@ -25,17 +25,21 @@ values holds, or for so few, if all of it does: that much is kept free for whoev
 _AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 
 
-def to_params(
-    prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits, adapter: str | None
-) -> SamplingParams:
-    """The parameters of a request for one of its prompts.
+def to_params(prepared: Prepared, engine: ServedEngine, limits: Limits, adapter: str | None) -> list[SamplingParams]:
+    """The parameters of a request for each of its prompts. All but the number of new tokens is checked once.
 
     Raises:
         ApiError: a value is out of range, or prompt and answer do not fit the context or the limits.
     """
+    counts = [_new_tokens(prepared, len(prompt), engine, limits) for prompt in prepared.prompts]
+    least = _params(prepared, min(counts), adapter)
+    return [least if count == least.max_new_tokens else _with(least, "max_new_tokens", count) for count in counts]
+
+
+def _params(prepared: Prepared, new_tokens: int, adapter: str | None) -> SamplingParams:
     request = prepared.request
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
-    values["max_new_tokens"] = _new_tokens(prepared, prompt_length, engine, limits)
+    values["max_new_tokens"] = new_tokens
     values["temperature"] = 1.0 if request.temperature is None else request.temperature
     values["top_k"] = None if request.top_k is None else max(0, request.top_k)
     values["stop"] = request.stop_strings or None
@@ -73,10 +77,14 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
     """The parameters of each of ``n`` choices: a seed is counted up, so that they differ."""
     if params.seed is None:
         return [params] * n
-    choices = [copy.copy(params) for _ in range(n)]
-    for index, each in enumerate(choices):  # not ``replace``, which would check again what is checked already
-        object.__setattr__(each, "seed", params.seed + index)
-    return choices
+    return [_with(params, "seed", params.seed + index) for index in range(n)]
+
+
+def _with(params: SamplingParams, name: str, value: int) -> SamplingParams:
+    """A copy with another value; not ``replace``, which would check again what is checked already."""
+    other = copy.copy(params)
+    object.__setattr__(other, name, value)
+    return other
 
 
 def _new_tokens(prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits) -> int:
