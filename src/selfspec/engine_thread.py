@@ -172,7 +172,7 @@ class EngineThread:
         with overlapped(self._hand_over):
             events = self._scheduler.step()
         self.tally.step(events, time.perf_counter() - began)
-        if not (self._overlaps and self._scheduler.busy) or self._scheduler.keeping:
+        if not (self._overlaps and self._scheduler.busy) or self._scheduler.leaving:
             self._hand_over()
 
     def _collect(self, stream: RequestStream) -> None:

@@ -81,7 +81,7 @@ def test_no_step_copies_more_than_a_part(copied: list[int], ends: str) -> None:
     if ends == "cancelled":
         scheduler.cancel(long)
         assert scheduler.busy
-    while not long.ended or scheduler.keeping:
+    while not long.ended or scheduler.leaving:
         copied.clear()
         tokens = len(other.output.token_ids)
         scheduler.step()
@@ -107,7 +107,7 @@ def test_short_outputs_that_end_together_are_kept_together() -> None:
     while not all(each.ended for each in short):
         scheduler.step()
     scheduler.step()
-    assert not scheduler.keeping
+    assert not scheduler.leaving
     assert all(prefixes.known(written(each)) == len(written(each)) for each in short)
 
 
@@ -133,8 +133,8 @@ def test_memory_of_what_is_being_kept_is_given_to_nobody() -> None:
     seen = 0
     while next_.started_at is None:
         scheduler.step()
-        seen += scheduler.keeping
-        assert not scheduler.keeping or next_.started_at is None
+        seen += scheduler.leaving
+        assert not scheduler.leaving or next_.started_at is None
         assert scheduler.held + prefixes.bytes <= limit
     assert seen > 2
     while scheduler.busy:
@@ -155,7 +155,7 @@ def test_what_cannot_be_kept_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(prefixes, "store", fail)
     scheduler.step()
-    assert not scheduler.keeping
+    assert not scheduler.leaving
     while scheduler.busy:
         scheduler.step()
     assert tuple(other.output.token_ids) == plain_text("llama", prompt(4, 1), 60)

@@ -18,6 +18,7 @@ from selfspec.decoding.sequence import Sequence
 from selfspec.errors import RequestTooLargeError
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
+from selfspec.model import pages
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Greedy
@@ -204,11 +205,21 @@ def test_prompts_that_arrive_together_share_what_is_read() -> None:
         assert tuple(each.output.token_ids) == plain_text("llama", [*prompt(100), seed, 1, 2, 3, 4], 4)
 
 
+@pytest.mark.parametrize("grows", [False, True])
 @settings(max_examples=12)
 @given(st.integers(0, 10**6))
-def test_any_arrivals_and_cancellations(seed: int) -> None:
+def test_any_arrivals_and_cancellations(grows: bool, seed: int) -> None:
     """Texts are those of plain decoding, the limits hold at every step, and all memory is given back."""
-    draw = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        if grows:  # caches take memory as they are written, a few tokens at a time
+            patch.setattr(pages, "LARGE", 0)
+            for module in ("request", "sequence"):
+                patch.setattr(f"selfspec.decoding.{module}.STEP_TOKENS", 2)
+                patch.setattr(f"selfspec.decoding.{module}.ROUND_TOKENS", 1)
+        _arrive_and_cancel(random.Random(seed))
+
+
+def _arrive_and_cancel(draw: random.Random) -> None:
     limit = draw.choice([None, *(slots * TARGET.slot_bytes for slots in (150, 300, 450))])
     prefixes = draw.choice([0, 100, 1000]) * TARGET.slot_bytes
     scheduler = scheduler_with(limit, prefixes, draw.randint(1, 5), pace=draw.choice([None, Clocked(0.2)]))
@@ -271,4 +282,4 @@ def test_a_step_that_fails_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(scheduler._prompts, "read", fail)
     scheduler.step()
     assert [each.ended for each in asked] == [True, True]
-    assert not scheduler.busy
+    assert not scheduler.running

@@ -277,6 +277,14 @@ def build(name: str) -> PreTrainedModel:
     return make({**VARIANTS, **RELATIVES}[name](), name)
 
 
+@functools.cache
+@torch.inference_mode(mode=False)
+def build_with_large_cache() -> PreTrainedModel:
+    """A model with 160 KiB of keys and values a token, whose caches take memory as they are written."""
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 160}
+    return make(_config(LlamaConfig, **heads, num_hidden_layers=8)(), "large-cache")
+
+
 def make(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     """A model of a config, in float32, with weights that depend on the name."""
     torch.manual_seed(0)

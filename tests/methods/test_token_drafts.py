@@ -14,10 +14,10 @@ from helpers.drafts import begin, ngram_model, paths, play, preferences
 from helpers.models import VOCABULARY, build, plain_text, prompt
 from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Continuation
-from selfspec.decoding.suffixes import SuffixAutomaton, continuation
+from selfspec.decoding.suffixes import KnownText, SuffixAutomaton, continuation
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
-from selfspec.methods import make_method
+from selfspec.methods import make_method, ngram
 from selfspec.methods.base import Method
 from selfspec.methods.ngram import NgramIndex
 from selfspec.methods.state import LearnedState
@@ -146,6 +146,29 @@ def test_copies_are_what_the_references_copy(method: str) -> None:
         assert draft.tree.is_chain
         drafted, accepted = drafted + count, accepted + stood
     assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("method", ["suffix", "prompt-lookup"])
+def test_a_long_prompt_is_read_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a whole, it would stop all other requests; afterwards drafts are those of a prompt that is read at once."""
+    read: list[int] = []
+    for kind in (NgramIndex, KnownText):
+
+        def noted(text: Any, tokens: Any, extend: Callable[[Any, Any], None] = kind.extend) -> None:
+            read.append(len(tokens))
+            extend(text, tokens)
+
+        monkeypatch.setattr(kind, "extend", noted)
+    model, text = ngram_model(2, 6), [1, 2, 3] * 20
+    with monkeypatch.context() as small:
+        small.setattr(ngram, "_PART", 8)
+        drafter = begin(make(method, **METHODS[method]), text)
+        for _ in range(7):
+            assert drafter.continue_after(()) == Continuation()
+            assert play(drafter, model, text, VOCABULARY)[0] == NoDraft()
+        play(drafter, model, text, VOCABULARY)
+    assert max(read) == 8
+    assert drafter.plan() == begin(make(method, **METHODS[method]), text).plan() != NoDraft()
 
 
 @pytest.mark.parametrize("method", ["suffix", "prompt-lookup"])

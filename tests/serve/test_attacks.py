@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 import re
 import threading
 import time
@@ -486,3 +487,49 @@ def test_files_that_others_could_change_are_not_loaded(tmp_path: Path) -> None:
         os.chown(path, 12345, -1)
         with pytest.raises(PermissionError, match="another user"):
             check_own(path)
+
+
+def test_what_the_event_loop_unpacks_is_small() -> None:
+    """It has no more tokens than the context, and a token is no object of its own."""
+    tokenizer = tokenizer_of("qwen")
+    reader = RequestReader(
+        RequestEncoder(tokenizer, len(tokenizer)), names=["m"], methods=["auto"], context=1024, limits=Limits()
+    )
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {str(i): {} for i in range(900)}}}}
+    ]
+    for do, body in [
+        (RequestReader.chat, {**HI, "tools": tools}),
+        (
+            RequestReader.chat,
+            {**HI, "max_completion_tokens": 9, "messages": [{"role": "user", "content": "a b " * 1024}]},
+        ),
+        (RequestReader.completion, {"prompt": [[1], [1] * 1024]}),
+        (RequestReader.response, {"input": "a b " * 1024}),
+    ]:
+        with pytest.raises(ApiError, match="prompt is too long"):
+            do(reader, json.dumps(body).encode())
+    (prompt,) = reader.completion(json.dumps({"prompt": [1] * 1024, "max_tokens": 0, "echo": True}).encode()).prompts
+    assert prompt.itemsize == 4
+    assert len(pickle.dumps(prompt)) < 5 * 1024
+    count = json.loads(
+        reader.count_tokens(json.dumps({"messages": [{"role": "user", "content": "a b " * 1024}]}).encode())
+    )
+    assert count["input_tokens"] > 1024, "which is asked before a chat is shortened"
+
+
+def test_parameters_of_many_prompts_are_checked_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema or a thousand biases for each of 128 prompts would hold the event loop."""
+    checked: list[SamplingParams] = []
+    check = SamplingParams.__post_init__
+
+    def noted(params: SamplingParams) -> None:
+        checked.append(params)
+        check(params)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", noted)
+    prompts = [[1] * length for length in range(1, 100)]
+    body = {"prompt": prompts, "logit_bias": {str(token): 1 for token in range(100)}, "seed": 7, "max_tokens": 1}
+    assert client.post(COMPLETION, json=body).status_code == 200
+    assert len(checked) <= 1
+    assert client.post(COMPLETION, json={**body, "min_tokens": 2}).status_code == 400

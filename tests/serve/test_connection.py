@@ -117,6 +117,31 @@ def test_a_connection_that_waits_is_closed(port: int, sent: bytes) -> None:
     assert SECONDS / 2 < time.monotonic() - began < 10
 
 
+UPGRADE = b"Host: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+SMUGGLED = b"GET /early HTTP/1.1\r\nHost: a\r\n\r\n"
+COUNTED = b"POST / HTTP/1.1\r\n" + UPGRADE + b"Content-Length: %d\r\n\r\n" % len(SMUGGLED)
+CHUNKED = b"POST / HTTP/1.1\r\n" + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [COUNTED + SMUGGLED, GET],
+        [COUNTED, SMUGGLED, GET],
+        [COUNTED[:50], COUNTED[50:] + SMUGGLED[:9], SMUGGLED[9:] + GET],
+        [CHUNKED + b"%x\r\n" % len(SMUGGLED) + SMUGGLED + b"\r\n0\r\n\r\n", GET],
+        [CHUNKED, b"%x\r\n" % len(SMUGGLED) + SMUGGLED + b"\r\n", b"0\r\n\r\n" + COUNTED + SMUGGLED],
+        [b"GET / HTTP/1.1\r\n" + UPGRADE + b"\r\n" + GET],
+    ],
+    ids=["together", "apart", "in pieces", "chunked", "twice", "no body"],
+)
+def test_a_request_for_another_protocol_is_answered_in_this_one(port: int, sent: list[bytes]) -> None:
+    """Its body is its own, and never the next request."""
+    received = answer(port, *sent, pause=0.05)
+    assert received.count(b"HTTP/1.1 200 ") == 2, received
+    assert received.count(b"HTTP/1.1") == 2
+
+
 @pytest.mark.parametrize(
     "sent", [[b"1\r\nx\r\n" * 5000], [b"1\r\nx\r\n"] * 20, [b"1000\r\n" + b"x" * 4096 + b"\r\n"] * 40]
 )

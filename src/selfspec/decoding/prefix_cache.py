@@ -1,7 +1,7 @@
 """Keys and values of earlier texts, for prompts that begin alike, and the memory that they and the requests share."""
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from selfspec.decoding.drafter import DraftingMethod
+from selfspec.decoding.growth import grow, room_beside
 from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Scope, Stretch
 from selfspec.decoding.request import Request, bytes_of
 from selfspec.decoding.sequence import Sequence as Running
@@ -300,19 +301,48 @@ class CacheMemory:
         fixed, each = bytes_of(method, prompt_tokens, self._target)
         return min(room, (int(share * self.limit) - fixed) // each)
 
-    def admits(self, request: Request, held: int) -> bool:
-        """Whether a request fits beside others that hold ``held`` bytes; the prefix cache makes room for it.
+    def admits(self, request: Request, running: Sequence[Running], leaving: int) -> bool:
+        """Whether a request fits beside those that run, those that have ended and still hold some bytes, and prefixes.
 
         One that does not fit even alone is admitted, for ``check`` to refuse.
         """
-        needed = request.bytes(self._target)
-        if self.limit is None or needed > self.limit:
+        if self.limit is None or request.bytes(self._target) > self.limit:
             return True
-        left = self.limit - held - needed
-        if left >= 0 and self.prefixes is not None and self.prefixes.bytes > left:
-            self.prefixes.touch(request.prompt_ids, request.cache_salt)  # what it begins with goes last
+        room = self._room_for(request, running)
+        return room >= leaving + (0 if self.prefixes is None else self.prefixes.bytes)
+
+    def make_room(self, request: Request, running: Sequence[Running], most: float) -> int:
+        """Drops about ``most`` bytes of the prefix cache, at most, where a request would fit without them.
+
+        Returns:
+            How many bytes were dropped.
+        """
+        if self.limit is None or self.prefixes is None:
+            return 0
+        left, before = self._room_for(request, running), self.prefixes.bytes
+        if left < 0 or before <= left or most <= 0:
+            return 0
+        self.prefixes.touch(request.prompt_ids, request.cache_salt)  # what it begins with goes last
+        self.prefixes.shrink(int(max(left, before - most)))
+        return before - self.prefixes.bytes
+
+    def _room_for(self, request: Request, running: Sequence[Running]) -> int:
+        """Bytes that are free beside those that run and a request; negative where it does not fit."""
+        assert self.limit is not None
+        first = request.first_bytes(self._target)
+        if first > room_beside(running, self.limit):
+            return -1
+        return self.limit - sum(each.bytes for each in running) - first
+
+    def grow(self, running: Sequence[Running]) -> list[Running]:
+        """Those of the sequences that run for whose next rounds there is memory; the prefix cache makes room."""
+        if self.limit is None:
+            return list(running)
+        going = grow(running, self.limit)
+        left = self.limit - sum(each.bytes for each in running)
+        if self.prefixes is not None and self.prefixes.bytes > left:
             self.prefixes.shrink(left)
-        return left >= 0
+        return going
 
     def recall(self, sequence: Running, held: int) -> bool:
         """Takes over a part of what is known of a prompt; returns whether there may be more of it.
@@ -358,9 +388,26 @@ class CacheMemory:
             self.prefixes.count(len(request.prompt_ids), request.cached_tokens)
 
     @property
+    def part_bytes(self) -> int:
+        """Bytes of keys and values that are copied or given back at a time, while others wait."""
+        return PART_BYTES
+
+    @property
     def part(self) -> int:
-        """Tokens whose keys and values are copied at a time, while others wait."""
-        return max(1, PART_BYTES // self._target.slot_bytes)
+        """Tokens that have as many."""
+        return max(1, self.part_bytes // self._target.slot_bytes)
+
+    def give_back(self, leaving: deque[Running]) -> None:
+        """Gives back memory of sequences that nobody needs any more, of the first ones first, and drops them then.
+
+        No more than a part, as to free a long cache as a whole takes many milliseconds.
+        """
+        left = self.part_bytes
+        while leaving and left > 0:
+            released = leaving[0].cache.release(left)
+            if not released:
+                leaving.popleft()
+            left -= released
 
     def keep(self, sequence: Running, held: int, most: int) -> int:
         """Copies keys and values of a sequence, as far as any request may use them, into the prefix cache.

@@ -16,6 +16,9 @@ from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule
 from selfspec.types import Generation, Round
 
+STEP_TOKENS, ROUND_TOKENS = 256, 128
+"""New tokens for which a request takes memory at a time, and those for which it has some before a round, at least."""
+
 
 @dataclass(eq=False)
 class Request:
@@ -56,10 +59,16 @@ class Request:
         """Whether it is finished, failed or cancelled."""
         return self.ended_at is not None
 
-    def bytes(self, target: Target) -> int:
-        """Bytes that it holds from its admission to its end: keys and values, token ids, states for its method."""
+    def bytes(self, target: Target, new_tokens: int | None = None) -> int:
+        """Bytes of its keys and values, token ids, and states for its method, at its end or with some new tokens."""
         fixed, each = bytes_of(self.method, len(self.prompt_ids), target)
-        return fixed + each * self.max_new_tokens
+        most = self.max_new_tokens
+        return fixed + each * (most if new_tokens is None else min(new_tokens, most))
+
+    def first_bytes(self, target: Target) -> int:
+        """Bytes that it holds from its admission on: at once all, or as its output grows."""
+        late = target.takes_memory_late(len(self.prompt_ids) + self.max_new_tokens)
+        return self.bytes(target, ROUND_TOKENS + STEP_TOKENS if late else None)
 
     @property
     def result(self) -> Generation:

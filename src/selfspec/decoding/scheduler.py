@@ -1,5 +1,6 @@
 """The one driver of requests: ``Engine`` runs its steps in place, ``AsyncEngine`` in a thread."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -25,10 +26,10 @@ class Scheduler:
     """Decodes many requests, several of them at a time.
 
     Requests are admitted in the order of their arrival, as places and memory allow. Prompts that are being read take
-    turns; the sequences whose prompts are read play their rounds together. What happens to a request is written into
-    it, and its listener is called. Keys and values of those that end are copied into the prefix cache in parts, over
-    several steps; until then no request is admitted, since their memory is still taken, and the next one may begin
-    with their texts.
+    turns; the sequences whose prompts are read, and for whose next tokens there is memory, play their rounds together.
+    What happens to a request is written into it, and its listener is called. Keys and values of those that end are
+    copied into the prefix cache in parts, over several steps; until then no request is admitted, since the next one may
+    begin with their texts. Then their memory is given back, in parts, too.
 
     Without ``memory`` any number of requests fits; without ``pace`` a step reads about a chunk.
     """
@@ -50,17 +51,18 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Sequence] = []
         self._ended: deque[Sequence] = deque()  # those that are not kept yet
+        self._leaving: deque[Sequence] = deque()  # those whose memory is not given back yet, and that are kept
         self._steps = 0
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs, or one that has ended is not kept yet."""
-        return bool(self._waiting or self._running or self._ended)
+        """Whether any request waits or runs, or one that has ended still has memory."""
+        return bool(self._waiting or self._running or self.leaving)
 
     @property
-    def keeping(self) -> bool:
-        """Whether the next step begins with keeping what has ended."""
-        return bool(self._ended)
+    def leaving(self) -> bool:
+        """Whether the next step begins with keeping what has ended, or with giving its memory back."""
+        return bool(self._ended or self._leaving)
 
     @property
     def reading(self) -> bool:
@@ -82,17 +84,19 @@ class Scheduler:
         self._waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """Drops a request that waits or runs; its cache is free when it is kept."""
+        """Drops a request that waits or runs; its memory is given back when it is kept."""
         request.ended_at = request.ended_at or time.perf_counter()
         self._waiting = deque(each for each in self._waiting if each is not request)
         self._ended += (each for each in self._running if each.request is request)
         self._running = [each for each in self._running if each.request is not request]
 
     def fail_all(self, error: Exception) -> list[Event]:
-        """Ends all requests with an error."""
+        """Ends all requests with an error, and gives back all memory."""
         events: list[Event] = [Failed(request, error) for request in (*self._waiting, *self._requests_running())]
         self._waiting.clear()
         self._note(events)
+        self._ended.clear()
+        self._leaving.clear()
         return events
 
     def step(self) -> list[Event]:
@@ -109,10 +113,12 @@ class Scheduler:
         return events
 
     def _step(self, events: list[Event]) -> None:
-        self.keep_ended(at_once=all(sequence.unread for sequence in self._running))
+        writes = any(not sequence.unread for sequence in self._running)
+        self.keep_ended(at_once=not writes)
+        self._memory.give_back(self._leaving)
         if not self._ended:
-            self._admit(events)
-        writing = [sequence for sequence in self._running if not sequence.unread]
+            self._admit(events, at_once=not writes)
+        writing = [sequence for sequence in self._memory.grow(self._running) if not sequence.unread]
         unread = [sequence for sequence in self._running if sequence.unread]
         known = self._recall(unread, writing=bool(writing))
         events += self._prompts.read(known, step=self._steps, writing=bool(writing), held=self.held)
@@ -132,8 +138,10 @@ class Scheduler:
             copied = self._memory.keep(sequence, self.held, left)
             if copied == left:
                 self._ended.appendleft(sequence)
-            elif sequence.finished:
-                self._memory.write(sequence)
+            else:
+                self._leaving.append(sequence)
+                if sequence.finished:
+                    self._memory.write(sequence)
             left = part if at_once else left - copied
 
     def _recall(self, unread: Iterable[Sequence], *, writing: bool) -> list[Sequence]:
@@ -150,10 +158,14 @@ class Scheduler:
             known.append(sequence)
         return known
 
-    def _admit(self, events: list[Event]) -> None:
+    def _admit(self, events: list[Event], *, at_once: bool) -> None:
+        """Admits requests; if not ``at_once``, the prefix cache gives up no more than a part of its memory for them."""
+        left = math.inf if at_once else self._memory.part_bytes
         while self._waiting and len(self._running) < self._max_batch:
             request, admitted = self._waiting[0], time.perf_counter()
-            if not self._memory.admits(request, self.held):
+            if not self._leaving:  # their memory comes first
+                left -= self._memory.make_room(request, self._running, left)
+            if not self._memory.admits(request, self._running, sum(each.bytes for each in self._leaving)):
                 break
             self._waiting.popleft()
             try:
@@ -185,6 +197,8 @@ class Scheduler:
                     request.ended_at, request.error = event.at, event.error
             if request.listener is not None:
                 request.listener()
+        ended = [sequence for sequence in self._running if sequence.request.ended]
+        self._leaving += (sequence for sequence in ended if sequence not in self._ended)  # they failed
         self._running = [sequence for sequence in self._running if not sequence.request.ended]
 
     def _requests_running(self) -> list[Request]:

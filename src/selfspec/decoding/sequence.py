@@ -10,7 +10,7 @@ from selfspec.decoding.draft import Proposal, RunRound
 from selfspec.decoding.drafter import Drafter, Prefill
 from selfspec.decoding.paths import choosing_path
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.request import Request
+from selfspec.decoding.request import ROUND_TOKENS, STEP_TOKENS, Request
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Drawing
@@ -36,7 +36,8 @@ class Sequence:
         sibling_limit: most draft tokens beside the longest path of a tree.
         ids: long ``[most tokens]``, prompt and output so far, and room for the rest.
         no_tokens: long ``[0]``, the tokens of an empty draft.
-        bytes: that it holds.
+        bytes: that it holds now.
+        most_bytes: that it may hold.
         version: of the target that computes it.
         last_read: the step in which a part of its prompt was read last; before, that of its admission.
         recalled: whether the prefix cache has all that files have of its prompt.
@@ -55,7 +56,7 @@ class Sequence:
         self.choosing = choosing_path(self.rule, self.processor)
         self.drawing = self._find_drawing()
         self.takes_best = self.choosing.native and self.drawing is None
-        self.bytes = request.bytes(target)
+        self.bytes, self.most_bytes = request.first_bytes(target), request.bytes(target)
         self.last_read, self.filled, self.recalled = -1, 0, False
         self.prompt_length = self.length = len(prompt_ids)
         self.max_length = self.length + request.max_new_tokens
@@ -113,6 +114,14 @@ class Sequence:
             return 0
         needed = self.request.method.needs.fewest_rows if self.prompt_states else 0
         return max(0, self.prompt_length - max(1, needed))
+
+    @property
+    def growth(self) -> int:
+        """Bytes that it needs beside ``bytes`` for its next round; mostly none, since it takes many at once."""
+        needed = self.length - self.prompt_length + ROUND_TOKENS
+        if self.bytes == self.most_bytes or self.request.bytes(self.target, needed) <= self.bytes:
+            return 0
+        return self.request.bytes(self.target, needed + STEP_TOKENS) - self.bytes
 
     @property
     def finished(self) -> bool:

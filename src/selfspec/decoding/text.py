@@ -3,8 +3,9 @@
 import codecs
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from selfspec.errors import InvalidParameterError
 
@@ -48,7 +49,7 @@ class TextStream:
         if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
             raise InvalidParameterError(f"stop is {stop!r}: give a list of non-empty strings")
         self.stopped: str | None = None
-        self._tokenizer = tokenizer
+        self._tokenizer, self._backend = tokenizer, _backend_of(tokenizer)
         self._stop = tuple(stop)
         self._reach = max((len(text) for text in self._stop), default=1) - 1
         self._skip_special_tokens = skip_special_tokens
@@ -146,11 +147,20 @@ class TextStream:
         return self._skip_special_tokens and token_id in self._special_ids and not self._decode([token_id])
 
     def _decode(self, token_ids: list[int]) -> str:
+        if self._backend is not None:
+            return str(self._backend.decode(token_ids, skip_special_tokens=self._skip_special_tokens))
         text = self._tokenizer.decode(
             token_ids, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
         )
         assert isinstance(text, str)
         return text
+
+
+def _backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """What decodes for a tokenizer that changes nothing of how transformers does: its own checks take longer."""
+    own, usual = type(tokenizer), PreTrainedTokenizerFast
+    changed = own.decode is not usual.decode or own._decode is not usual._decode or "decode" in vars(tokenizer)
+    return None if changed else tokenizer.backend_tokenizer
 
 
 class _ByteRun:

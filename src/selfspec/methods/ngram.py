@@ -12,6 +12,9 @@ from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.sampling.tree import TokenTree
 
+_PART = 1024
+"""Tokens of a prompt that are read at a time: more would stop all other requests for a while."""
+
 
 def chain_draft(tokens: Sequence[int], follow: Follow | None = None) -> NoDraft | TokenDraft:
     """A draft of successive tokens; ``NoDraft`` for an empty sequence."""
@@ -56,14 +59,25 @@ class NgramIndex:
 class _CopyDrafter(Drafter):
     """Drafts what followed the longest match of the last tokens.
 
+    ``text`` is empty, and the prompt is read into it in parts, one with each round; until then nothing is drafted.
     ``shortest`` is the shortest match to draft from; ``length`` gives the tokens to copy after a match of a length.
     """
 
-    def __init__(self, text: NgramIndex | KnownText, shortest: int, length: Callable[[int], int]) -> None:
+    def __init__(
+        self, text: NgramIndex | KnownText, prefill: Prefill, shortest: int, length: Callable[[int], int]
+    ) -> None:
         self._text = text
         self._shortest = shortest
         self._length = length
         self._followed = 0  # tokens of a run that are in the text already
+        self._unread: list[int] = []
+        self._extend((*prefill.prompt_ids, prefill.first_token))
+
+    def _extend(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens to those that are to be read, and reads a part."""
+        self._unread += token_ids
+        part, self._unread = self._unread[:_PART], self._unread[_PART:]
+        self._text.extend(part)
 
     def plan(self) -> Draft:
         self._followed = 0
@@ -74,12 +88,14 @@ class _CopyDrafter(Drafter):
         return chain_draft(found.token_ids if found.match_length >= self._shortest else (), self._follow)
 
     def _follow(self, played: RunRound) -> NoDraft | TokenDraft:
-        self._text.extend(played.token_ids)
+        self._extend(played.token_ids)
         self._followed += len(played.token_ids)
         return self._draft()
 
     def continue_after(self, drafted: Sequence[int]) -> Continuation:
         """What followed the longest match of the last tokens; nothing without a match."""
+        if self._unread:
+            return Continuation()
         match = self._text.match_after(drafted)
         if not match.length:
             return Continuation()
@@ -87,7 +103,7 @@ class _CopyDrafter(Drafter):
         return Continuation(tuple(copied), match.length)
 
     def learn(self, feedback: Feedback) -> None:
-        self._text.extend(feedback.acceptance.token_ids[self._followed :])
+        self._extend(feedback.acceptance.token_ids[self._followed :])
         self._followed = 0
 
     observe = learn
@@ -127,8 +143,8 @@ class PromptLookup(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        index = NgramIndex(self.settings.max_matching_ngram_size, (*prefill.prompt_ids, prefill.first_token))
-        return _CopyDrafter(index, self.settings.min_matching_ngram_size, lambda _: self.settings.num_tokens)
+        index = NgramIndex(self.settings.max_matching_ngram_size)
+        return _CopyDrafter(index, prefill, self.settings.min_matching_ngram_size, lambda _: self.settings.num_tokens)
 
 
 @dataclass(frozen=True)
@@ -159,8 +175,7 @@ class Suffix(Method):
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
-        text = KnownText((*prefill.prompt_ids, prefill.first_token), prefill.earlier)
-        return _CopyDrafter(text, self.settings.min_match_length, self._length)
+        return _CopyDrafter(KnownText((), prefill.earlier), prefill, self.settings.min_match_length, self._length)
 
     def _length(self, match_length: int) -> int:
         return min(self.settings.max_draft_length, max(1, int(self.settings.max_spec_factor * match_length)))

@@ -1,9 +1,6 @@
 """The one cache of keys and values: preallocated, with a length."""
 
-import contextlib
 import math
-import mmap
-import sys
 import weakref
 from collections.abc import Sequence
 from ctypes import Array, c_void_p
@@ -12,10 +9,8 @@ from typing import Any
 import torch
 
 from selfspec.model.mxint8 import are_numbers, pack, packed_size, unpack, unpacked_size
+from selfspec.model.pages import Pages, is_taken_late
 from selfspec.model.transfer import send
-
-_LARGE = 2**25
-"""Bytes from which on the system gives memory that is zero already."""
 
 
 class KeyValueCache:
@@ -59,16 +54,22 @@ class KeyValueCache:
         self.states = RowStates(self)
         self._unpacked, planes = dtype, 1 + has_values
         width, stored = (packed_size(head_dim), torch.uint8) if packed else (head_dim, dtype)
-        if devices is not None and set(devices) != {device}:
-            self._hold([_zeros((planes, key_value_heads, capacity, width), stored, each) for each in devices])
-            self.device = device
-            return
-        pairs = _zeros((layer_count, planes, key_value_heads, capacity, width), stored, device)
-        self._hold([pairs[layer] for layer in range(layer_count)])
+        split = devices is not None and set(devices) != {device}
+        shape = (planes, key_value_heads, capacity, width)
+        own: list[Pages] = []
+        if devices is not None and split:
+            pairs = [_zeros(shape, stored, each, own) for each in devices]
+        else:
+            pairs = list(_zeros((layer_count, *shape), stored, device, own))
+        self._hold(pairs, own)
+        self.device = device
 
-    def _hold(self, pairs: Sequence[torch.Tensor]) -> None:
-        """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots."""
-        self._pairs, self.device = list(pairs), pairs[0].device
+    def _hold(self, pairs: Sequence[torch.Tensor], own: Sequence[Pages] = ()) -> None:
+        """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots.
+
+        ``own`` is the memory of theirs that can be given back in parts.
+        """
+        self._pairs, self.device, self._own = list(pairs), pairs[0].device, own
         self.addresses = addresses_of(pairs)
         self.keys = [pair[:1] for pair in pairs]
         self.values = [pair[1:] for pair in pairs]
@@ -157,25 +158,25 @@ class KeyValueCache:
         self.length += len(rows)
         assert self.length <= self.capacity
 
+    def release(self, most: int) -> int:
+        """Gives the next part of its memory back to the system, of about ``most`` bytes; it is not to be used any more.
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros; a large one of a processor takes no time, and memory only where it is written."""
+        Returns:
+            Bytes of the part; 0 where there is no more that takes long to be given back as a whole.
+        """
+        for pages in self._own:
+            if released := pages.release(most):
+                return released
+        return 0
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, own: list[Pages]) -> torch.Tensor:
+    """A tensor of zeros; a large one of a processor takes no time, and has memory of its ``own``."""
     size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < _LARGE:
+    if not is_taken_late(size, device):
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(_pages(size), dtype=dtype).view(shape)
-
-
-def _pages(size: int) -> mmap.mmap:
-    """Memory of this process alone: what could be shared takes longer to be first written, and given back."""
-    if sys.platform == "win32":
-        return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if sys.platform == "linux":
-        # Pages of the system's own size: huge ones would be cleared as a whole for the first token of each head.
-        with contextlib.suppress(OSError):  # a system without huge ones
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory
+    own.append(Pages(size))
+    return own[-1].tensor(dtype).view(shape)
 
 
 class RowStates:

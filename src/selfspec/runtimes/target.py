@@ -14,6 +14,7 @@ from selfspec.model.identity import shared_traits, weights_digest
 from selfspec.model.low_rank import Adapter
 from selfspec.model.mxint8 import SHARED, packed_size
 from selfspec.model.observed import ObservedDecoder, take_apart
+from selfspec.model.pages import is_taken_late
 from selfspec.model.ranks import Ranks, ranks_of
 from selfspec.model.splitting import Nothing
 from selfspec.model.sublayers import Sublayer
@@ -207,6 +208,10 @@ class Target:
         heads, head_dim = self.decoder.slot_shape
         row = head_dim * self.dtype.itemsize if self.cache_bits is None else packed_size(head_dim)
         return (1 + self.decoder.slot_has_values) * self.decoder.slot_layers * heads * row
+
+    def takes_memory_late(self, slots: int) -> bool:
+        """Whether a cache of so many slots takes memory only as they are written."""
+        return self.decoder.placement.is_whole and is_taken_late(slots * self.slot_bytes, self.device)
 
     @property
     def independent_rows(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from selfspec.serve.api_errors import ApiError
@@ -15,6 +16,10 @@ _MOST_HEADERS = 100
 _MOST_PIPELINED = 8
 _PART = 64 * 2**10
 """Bytes of a body that are handed over together: each time the application wakes."""
+
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+"""Headers that say where a body ends."""
 
 
 class _RefusedError(Exception):
@@ -36,7 +41,11 @@ class ConnectionLimits:
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, with limits."""
+    """uvicorn's protocol, with limits.
+
+    Where a client would rather speak another protocol (Java's asks for HTTP/2 with its first request), it is answered
+    in this one.
+    """
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -46,6 +55,8 @@ class Connection(HttpToolsProtocol):
         self._unfinished = self._head_bytes = 0
         self._in_body = False
         self._part = bytearray()  # of the body, not handed over yet
+        self._is_upgrade = False  # the parser leaves out the body, since the head asks for another protocol
+        self._skips_head = False
         self._refusal = ApiError(400, "the request is not valid HTTP", code="invalid_http")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -71,26 +82,49 @@ class Connection(HttpToolsProtocol):
         if self._unfinished > self._limits.head_bytes:
             self.send_400_response(str(self._refused(431, "the head of the request is too large")))
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except HttpParserError:
+            self.send_400_response("")
+            return
         if self._head is not None:  # the head has not ended yet, or a body that was answered before its end
             self._unfinished += 0 if self._in_body else len(data)
         elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
             self._wait()
 
+    def _parse(self, data: bytes) -> None:
+        """Parses bytes. What follows a head that asks for another protocol is the rest of this one."""
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            if self._is_upgrade:
+                framing = [name + b": " + value for name, value in self.headers if name in _FRAMING]
+                self._is_upgrade, self._skips_head = False, True
+                self.parser = HttpRequestParser(self)
+                self.parser.feed_data(b"\r\n".join((b"POST / HTTP/1.1", *framing, b"\r\n")))
+            self._parse(data[upgrade.args[0] :])
+
     def on_message_begin(self) -> None:
         """Begins a head."""
+        if self._skips_head:
+            return
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise self._refused(400, "too many requests are sent before their answers are read")
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         """Takes a part of the URL."""
+        if self._skips_head:
+            return
         super().on_url(url)
         if len(self.url) > self._limits.head_bytes // 4:
             raise self._refused(414, "the URL is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header."""
+        if self._skips_head:
+            return
         super().on_header(name, value)
         self._head_bytes += len(name) + len(value)
         if len(self.headers) > _MOST_HEADERS or self._head_bytes > self._limits.head_bytes:
@@ -98,8 +132,12 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begins to answer."""
+        if self._skips_head:
+            self._skips_head = False
+            return
         self._stop(self._head)
         self._head, self._unfinished, self._head_bytes, self._in_body = None, 0, 0, True
+        self._is_upgrade = self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -115,6 +153,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """From now on the client waits for the server."""
+        if self._is_upgrade:
+            return
         self._hand_over()
         self._stop_waiting()
         self._unfinished, self._in_body = 0, False

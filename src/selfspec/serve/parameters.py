@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import ApiError, as_api_error, exceeds_context, too_long
+from selfspec.serve.api_errors import ApiError, as_api_error, exceeds_context
 from selfspec.serve.limits import Limits
-from selfspec.serve.reader import Prepared, check_reported
-from selfspec.serve.requests import ChatRequest, CompletionRequest
+from selfspec.serve.reader import Prepared, asked_tokens, check_reported
+from selfspec.serve.requests import CompletionRequest
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.types import SamplingParams
 
@@ -20,22 +20,26 @@ FIELDS = {
 
 _SHARE, _FEW = 0.25, 1024
 """An answer whose request names no number of tokens has room for as many as this share of the memory for keys and
-values holds, or for so few, if all of it does: room is taken from the start, and others would wait for it."""
+values holds, or for so few, if all of it does: that much is kept free for whoever began first."""
 
 _AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 
 
-def to_params(
-    prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits, adapter: str | None
-) -> SamplingParams:
-    """The parameters of a request for one of its prompts.
+def to_params(prepared: Prepared, engine: ServedEngine, limits: Limits, adapter: str | None) -> list[SamplingParams]:
+    """The parameters of a request for each of its prompts. All but the number of new tokens is checked once.
 
     Raises:
         ApiError: a value is out of range, or prompt and answer do not fit the context or the limits.
     """
+    counts = [_new_tokens(prepared, len(prompt), engine, limits) for prompt in prepared.prompts]
+    least = _params(prepared, min(counts), adapter)
+    return [least if count == least.max_new_tokens else _with(least, "max_new_tokens", count) for count in counts]
+
+
+def _params(prepared: Prepared, new_tokens: int, adapter: str | None) -> SamplingParams:
     request = prepared.request
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
-    values["max_new_tokens"] = _new_tokens(prepared, prompt_length, engine, limits)
+    values["max_new_tokens"] = new_tokens
     values["temperature"] = 1.0 if request.temperature is None else request.temperature
     values["top_k"] = None if request.top_k is None else max(0, request.top_k)
     values["stop"] = request.stop_strings or None
@@ -73,24 +77,21 @@ def choices_of(params: SamplingParams, n: int) -> list[SamplingParams]:
     """The parameters of each of ``n`` choices: a seed is counted up, so that they differ."""
     if params.seed is None:
         return [params] * n
-    choices = [copy.copy(params) for _ in range(n)]
-    for index, each in enumerate(choices):  # not ``replace``, which would check again what is checked already
-        object.__setattr__(each, "seed", params.seed + index)
-    return choices
+    return [_with(params, "seed", params.seed + index) for index in range(n)]
+
+
+def _with(params: SamplingParams, name: str, value: int) -> SamplingParams:
+    """A copy with another value; not ``replace``, which would check again what is checked already."""
+    other = copy.copy(params)
+    object.__setattr__(other, name, value)
+    return other
 
 
 def _new_tokens(prepared: Prepared, prompt_length: int, engine: ServedEngine, limits: Limits) -> int:
     """The number of new tokens, if prompt and answer fit."""
     request, context = prepared.request, engine.context
-    if limits.max_prompt_tokens is not None and prompt_length > limits.max_prompt_tokens:
-        raise too_long(prompt_length, limits.max_prompt_tokens, request.prompt_field)
-    asked, field = request.max_tokens, "max_tokens"
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        asked, field = request.max_completion_tokens, "max_completion_tokens"
-    room, most = context - prompt_length, context if asked == 0 else context - 1
-    if prompt_length > most:
-        more = f", since the maximum context length is {context} tokens, those of the answer included"
-        raise too_long(prompt_length, most, request.prompt_field, more=more)
+    asked, field = asked_tokens(request)
+    room = context - prompt_length
     if asked is None:
         return _usual_tokens(prepared, prompt_length, engine, limits)
     if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):

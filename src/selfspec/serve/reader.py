@@ -5,6 +5,7 @@ Imports no torch: such a process is small, and starts in a second.
 
 import json
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ Result = TypeVar("Result")
 class Prepared:
     """A request that was read: without its texts, with the token ids of its prompts.
 
+    Each prompt fits the context, and is one piece of memory: an event loop unpacks what a process has read.
     ``choices`` are those of each prompt. ``usual_tokens`` are the most new tokens where the request names no number;
     without it, there are as many as there is room for. ``constraint`` is what the answers have to be, and
     ``constraint_field`` what asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin
@@ -54,7 +56,7 @@ class Prepared:
     """
 
     request: GenerationRequest
-    prompts: list[list[int]]
+    prompts: "list[array[int]]"
     choices: int
     usual_tokens: int | None = None
     constraint: Constraint | None = None
@@ -88,7 +90,7 @@ class RequestReader:
 
     def chat(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/chat/completions``."""
-        return self.prepare_chat(_parse(ChatRequest, body))
+        return self._fitting(self.prepare_chat(_parse(ChatRequest, body)))
 
     def completion(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/completions``."""
@@ -104,7 +106,7 @@ class RequestReader:
 
     def message(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/messages``."""
-        return self.prepare_chat(_translated(_parse(MessagesRequest, body).as_chat))
+        return self._fitting(self.prepare_chat(_translated(_parse(MessagesRequest, body).as_chat)))
 
     def count_tokens(self, body: bytes) -> bytes:
         """The answer to a request to ``/v1/messages/count_tokens``."""
@@ -115,7 +117,7 @@ class RequestReader:
         """Reads a request to ``/v1/responses``."""
         request = _parse(ResponsesRequest, body)
         with renaming(request.fields):
-            prepared = self.prepare_chat(_translated(request.as_chat))
+            prepared = self._fitting(self.prepare_chat(_translated(request.as_chat)))
         repeated, namespaces = request.repeated(), request.namespaces()
         return replace(prepared, names=request.fields, repeated=repeated, namespaces=namespaces)
 
@@ -147,7 +149,8 @@ class RequestReader:
         form, name = asked_form(request) or (None, "")
         self._check_constraint(form, name)
         _try_constraint(form, name)
-        return Prepared(request.without_texts(), prompts, n, _COMPLETION_TOKENS, form, name, echoed)
+        packed = [array("i", prompt) for prompt in prompts]
+        return self._fitting(Prepared(request.without_texts(), packed, n, _COMPLETION_TOKENS, form, name, echoed))
 
     def tokenize(self, body: bytes) -> bytes:
         """The answer to a request to ``/tokenize``."""
@@ -186,13 +189,25 @@ class RequestReader:
         _try_constraint(chat.constraint, name)
         return Prepared(
             request.without_texts(),
-            [chat.token_ids],
+            [array("i", chat.token_ids)],
             n,
             constraint=chat.constraint,
             constraint_field=name,
             asked=chat.asked,
             thinks=chat.thinks,
         )
+
+    def _fitting(self, prepared: Prepared) -> Prepared:
+        """A request whose prompts are not too long."""
+        request, context, limit = prepared.request, self._context, self._limits.max_prompt_tokens
+        most = context if asked_tokens(request)[0] == 0 else context - 1
+        for count in map(len, prepared.prompts):
+            if limit is not None and count > limit:
+                raise too_long(count, limit, request.prompt_field)
+            if count > most:
+                more = f", since the maximum context length is {context} tokens, those of the answer included"
+                raise too_long(count, most, request.prompt_field, more=more)
+        return prepared
 
     def _check(self, request: GenerationRequest) -> None:
         self._check_model(request.model)
@@ -248,6 +263,13 @@ def read(reader: RequestReader, do: Callable[[RequestReader, bytes], Result], bo
 def too_much() -> ApiError:
     """The answer to a body that takes more time or memory to read than there is for it."""
     return ApiError(400, "the request takes too long, or too much memory, to read; send less", code="request_too_large")
+
+
+def asked_tokens(request: GenerationRequest) -> tuple[int | None, str]:
+    """The number of new tokens that a request names, and the name of the field."""
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens, "max_completion_tokens"
+    return request.max_tokens, "max_tokens"
 
 
 def check_reported(count: int, limits: Limits) -> None:

@@ -132,7 +132,9 @@ class ServedEngine:
         engine = self.queue
 
         def prepare() -> list[Request]:
-            return [engine.prepare(*each, method=method, cache_salt=cache_salt) for each in asked]
+            return [
+                engine.prepare(list(prompt), params, method=method, cache_salt=cache_salt) for prompt, params in asked
+            ]
 
         constrained = any(params.constraint is not None for _, params in asked)
         async with contextlib.AsyncExitStack() as places:

@@ -171,8 +171,8 @@ class Service:
         adapter = self._adapter(prepared)
         asked = [
             (prompt, params)
-            for prompt in prompts
-            for params in choices_of(to_params(prepared, len(prompt), self.engine, self.limits, adapter), n)
+            for prompt, each in zip(prompts, to_params(prepared, self.engine, self.limits, adapter), strict=True)
+            for params in choices_of(each, n)
         ]
         check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN

@@ -48,7 +48,7 @@ class Scanner:
         self._marks, self._parallel = marks, parallel
         self._text, self._at, self._ended = "", 0, False
         self._held: int | None = None  # where the text begins that is no call yet
-        self._blank = ""  # whitespace that is given only if something follows it
+        self._blank: list[str] = []  # whitespace that is given only if something follows it
         self._empty = False  # nothing but whitespace of the call's arguments so far
         self.thinking = False
         self._fresh, self._strip = True, False  # nothing but whitespace so far; drop it
@@ -82,7 +82,7 @@ class Scanner:
         next(self._steps, None)
         if self._fresh and not self.calls and not self._strip:
             self._fresh = False
-            self._give("text", self._blank)
+            self._give("text", self._after_blank(""))
         return self._take()
 
     def _take(self) -> list[Part]:
@@ -94,36 +94,46 @@ class Scanner:
     def text(self, text: str) -> None:
         """Adds to the answer's text; whitespace alone before and between calls and after reasoning is dropped."""
         if self._fresh:
-            text = self._blank + text
             if not text.strip():
-                self._blank = text
+                self._blank.append(text)
                 return
-            self._fresh, self._blank = False, ""
+            text = self._after_blank(text)
+            self._fresh = False
             text = text.lstrip() if self._strip else text
         self._give("text", text)
 
     def reasoning(self, text: str) -> None:
         """Adds to the answer's reasoning, without the whitespace around it."""
         self.thinking = self._strip = True
-        text = self._blank + text
-        kept = text.rstrip()
-        self._blank = text[len(kept) :]
+        if not (kept := text.rstrip()):
+            self._blank.append(text)
+            return
+        blank = text[len(kept) :]
+        kept = self._after_blank(kept)
+        self._blank.append(blank)
         if self._fresh:
-            kept = kept.lstrip()
-            self._fresh = not kept
+            kept, self._fresh = kept.lstrip(), False
         self._give("reasoning", kept)
+
+    def _after_blank(self, text: str) -> str:
+        """Text after the whitespace that was held back, which is joined once."""
+        whole = "".join((*self._blank, text))
+        self._blank.clear()
+        return whole
 
     def end_reasoning(self) -> None:
         """What follows is no reasoning any more."""
         self.thinking = False
-        self._fresh, self._blank, self._strip = True, "", True
+        self._fresh, self._strip = True, True
+        self._blank.clear()
 
     def begin_call(self, name: str, *, offered: bool = False) -> None:
         """Begins a call; from here on it is one. With ``offered``, only of a tool that is offered."""
         if not _NAME.fullmatch(name) or (offered and name not in self.tools):
             raise NotACall
         self._held = None
-        self._fresh, self._blank = True, ""
+        self._fresh = True
+        self._blank.clear()
         self.calls += 1
         self._empty = True
         self._give("call", name)
@@ -282,7 +292,9 @@ class Scanner:
 
 def overlap(text: str, searched: str) -> int:
     """Length of the longest end of a text that ``searched`` begins with, shorter than all of it."""
-    for length in range(min(len(text), len(searched) - 1), 0, -1):
-        if searched.startswith(text[-length:]):
-            return length
+    place = max(0, len(text) - len(searched) + 1)
+    while (place := text.find(searched[:1], place)) >= 0:  # tells of most texts at once that there is none
+        if searched.startswith(text[place:]):
+            return len(text) - place
+        place += 1
     return 0
