@@ -52,6 +52,9 @@ class TableTarget:
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int, adapter: Any = None) -> SequenceState:
         return SequenceState(KeyValueCache(1, 1, capacity, 1, dtype=torch.float32, device=self.device))
 
+    def takes_memory_late(self, slots: int) -> bool:
+        return False
+
     def lay_out(self, *_: Any, **__: Any) -> None:
         return None
 

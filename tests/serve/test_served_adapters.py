@@ -124,7 +124,7 @@ def test_an_unknown_name_is_no_model(client: TestClient) -> None:
         assert "this server has tiny-test and french and law" in error["message"]
 
 
-def test_choices_share_the_adapter_and_are_checked_once_for_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_and_prompts_share_the_adapter_and_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted = ScriptedEngine()
     checked, check = [0], SamplingParams.__post_init__
 
@@ -137,7 +137,7 @@ def test_choices_share_the_adapter_and_are_checked_once_for_a_prompt(monkeypatch
         ask(client, "/v1/completions", model="law", prompt=["a", "b"], n=2, temperature=1, seed=3)
     assert [params.adapter for _, params, _ in scripted.asked] == ["law"] * 4
     assert [params.seed for _, params, _ in scripted.asked] == [3, 4, 3, 4]
-    assert checked == [2]
+    assert checked == [1]
 
 
 def test_the_options_of_the_server_name_adapters(folders: dict[str, Path]) -> None:

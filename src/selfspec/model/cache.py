@@ -60,7 +60,8 @@ class KeyValueCache:
         if devices is not None and split:
             pairs = [_zeros(shape, stored, each, own) for each in devices]
         else:
-            pairs = list(_zeros((layer_count, *shape), stored, device, own))
+            every = _zeros((layer_count, *shape), stored, device, own)
+            pairs = [every[layer] for layer in range(layer_count)]
         self._hold(pairs, own)
         self.device = device
 

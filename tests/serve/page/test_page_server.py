@@ -12,6 +12,7 @@ import uvicorn
 from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.models import build
 from helpers.serving import InlineReaders
+from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
 from selfspec.serve.app import create_app
 from selfspec.serve.served_engine import ServedEngine
@@ -124,8 +125,12 @@ def test_the_comparison_finds_identical_texts(served: tuple[str, Service], open_
     assert turn.locator("[data-part=plain] .legend").inner_text() == "full model 40 (100 %)"
 
 
-def test_stopping_frees_the_place_on_the_server(served: tuple[str, Service], open_page: Open) -> None:
+def test_stopping_frees_the_place_on_the_server(
+    served: tuple[str, Service], open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, service = served
+    step = Scheduler.step
+    monkeypatch.setattr(Scheduler, "step", lambda own: (time.sleep(0.05), step(own))[1])  # else it ends before Escape
     page = open_page(url)
     limit(page, 900)
     page.get_by_label("Message", exact=True).fill(PROMPT)
