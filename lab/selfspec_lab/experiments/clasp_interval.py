@@ -39,7 +39,7 @@ class Amounts:
     Attributes:
         prompts: prompts per domain, whose rounds are counted.
         seeds: texts per prompt.
-        interval_tokens: length of a text while the interval varies; more than 128 rounds, for a fall to show.
+        interval_tokens: length of a text while the interval varies; a fall past 128 rounds shows in 256 and more.
         skipped_tokens: length of a text while the number of skipped layers varies.
         timed_prompts: how many of these prompts are timed, with one text each.
         timed_tokens: length of these texts.

@@ -225,7 +225,7 @@ def sweep(**speedups: list[float]) -> dict[str, Any]:
             "trials": [{"trace": f"{name} {text}"} for text in range(len(values))],
             "machine": [2 * value for value in values],
             "speedups": values,
-            "rounds": [20, 150],
+            "rounds": [20, 256],
             "mean_generated_lengths": [(3.0, 2.5)[text % 2] - 0.1 * index for text in range(len(values))],
             "drafted": 100,
             "acceptance_rate": 0.9,
@@ -268,10 +268,11 @@ def test_intervals_longer_than_the_texts_are_the_same_program() -> None:
 def test_short_texts_cannot_show_that_speed_falls_with_the_interval() -> None:
     swept = sweep(at1=[0.7, 0.8], at16=[1.1, 1.2], at64=[1.1, 1.2])
     for figures in swept.values():
-        figures["rounds"] = [20, 128]
+        figures["rounds"] = [20, 255]
     checks = ClaspInterval().judge(interval_data(swept, swept))
     assert [checks[index].status for index in (1, 3)] == ["not applicable"] * 2
-    assert checks[1].figure.startswith("in the paper speed falls past 128 rounds, and these texts have up to 128; best")
+    told = "in the paper speed falls past 128 rounds, which takes texts of 256; these have up to 255; best"
+    assert checks[1].figure.startswith(told)
     assert checks[6].status != "not applicable", "layers"
 
 
