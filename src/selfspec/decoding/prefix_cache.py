@@ -398,9 +398,9 @@ class CacheMemory:
         return max(1, self.part_bytes // self._target.slot_bytes)
 
     def give_back(self, leaving: deque[Running]) -> None:
-        """Gives back memory of sequences that nobody needs any more, of the first ones first, and drops them then.
+        """Releases a part of the memory of sequences that have ended, in their order; drops those without any left.
 
-        No more than a part, as to free a long cache as a whole takes many milliseconds.
+        To release a long cache as a whole takes many milliseconds.
         """
         left = self.part_bytes
         while leaving and left > 0:

@@ -37,7 +37,7 @@ class Pages:
         return torch.frombuffer(self._memory, dtype=dtype)
 
     def release(self, most: int) -> int:
-        """Gives the next part of it back to the system, of about ``most`` bytes; nobody may read or write it any more.
+        """Returns the next part of it to the system, of about ``most`` bytes; it must not be read or written again.
 
         Returns:
             Bytes of the part; 0 after the last one, and where the system takes memory back as a whole only.

@@ -210,7 +210,7 @@ class Target:
         return (1 + self.decoder.slot_has_values) * self.decoder.slot_layers * heads * row
 
     def takes_memory_late(self, slots: int) -> bool:
-        """Whether a cache of so many slots takes memory only as they are written."""
+        """Whether a cache of ``slots`` slots takes memory only when they are written."""
         return self.decoder.placement.is_whole and is_taken_late(slots * self.slot_bytes, self.device)
 
     @property

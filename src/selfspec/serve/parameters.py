@@ -20,7 +20,7 @@ FIELDS = {
 
 _SHARE, _FEW = 0.25, 1024
 """An answer whose request names no number of tokens has room for as many as this share of the memory for keys and
-values holds, or for so few, if all of it does: that much is kept free for whoever began first."""
+values holds, or for ``_FEW``, if all of it does: that much is kept free for the request admitted first."""
 
 _AS_THEY_ARE = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens")
 
