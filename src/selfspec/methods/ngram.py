@@ -13,7 +13,7 @@ from selfspec.methods.settings import MethodSettings, setting
 from selfspec.sampling.tree import TokenTree
 
 _PART = 8192
-"""Tokens of a prompt that are read at a time, in about a tenth of a second, for which all other requests wait."""
+"""Tokens of a prompt that are read at a time, while all other requests wait."""
 
 
 def chain_draft(tokens: Sequence[int], follow: Follow | None = None) -> NoDraft | TokenDraft:
