@@ -25,7 +25,7 @@ from selfspec.cli.app import app
 from selfspec.cli.generate import generate as generate_command
 from selfspec.cli.inputs import read_prompt
 from selfspec.cli.models import row_text
-from selfspec.cli.terminal import TextWriter, takes_colour
+from selfspec.cli.terminal import TextWriter, replace_closed_streams, takes_colour
 from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError, SelfSpecWarning, UnsupportedModelError
 from selfspec.methods import COMPOSITIONS
@@ -321,6 +321,17 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_what_reads_and_writes_closed_streams_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those who start daemons close them, and ``2>&-`` does."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    replace_closed_streams()
+    with sys.stdin as stdin, sys.stdout as stdout, sys.stderr as stderr:
+        assert stdin.buffer.read() == b""
+        for stream in (stdout, stderr):
+            TextWriter(stream).write(TextPiece("one", 0, "target"))
 
 
 @pytest.mark.parametrize("arguments", [("generate", "--temperature", "hot"), ("generate", "--nonsense"), ("nonsense",)])

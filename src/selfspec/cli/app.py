@@ -14,7 +14,7 @@ from selfspec.cli.methods import methods
 from selfspec.cli.models import info, models
 from selfspec.cli.plugins import PluginGroup
 from selfspec.cli.serve import serve
-from selfspec.cli.terminal import tolerate_encoding
+from selfspec.cli.terminal import replace_closed_streams, tolerate_encoding
 from selfspec.errors import SelfSpecError
 
 USER_ERROR = 2
@@ -80,5 +80,6 @@ def _options(
 def main() -> None:
     """Runs the command line with the arguments of this process."""
     collection.pause()
+    replace_closed_streams()
     tolerate_encoding()
     app()
