@@ -303,6 +303,14 @@ def test_files_that_are_missing_or_corrupt(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("end", [1.5, "x", [None], {"a": 1}])
+def test_an_end_of_sequence_that_is_no_token(checkpoint: str, end: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "odd"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(errors.UnsupportedModelError, match=r"eos_token_id is .*, no token id or list of these"):
+        Engine.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_a_folder_without_the_tokenizer_of_its_family(name: str, tmp_path: Path) -> None:
     """transformers makes one of special tokens alone, to which texts are empty, or unknown tokens."""

@@ -324,7 +324,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 def test_what_reads_and_writes_closed_streams_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those who start daemons close them, and ``2>&-`` does."""
+    """As those who start daemons close them, and ``>&-`` does."""
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)
     replace_closed_streams()
@@ -426,6 +426,17 @@ def test_a_reader_that_goes_away_ends_it_quietly(checkpoint: str) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == b""
     assert process.wait(timeout=60) == 141
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is full")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_full_disk_is_one_line(checkpoint: str, form: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = start("generate", PROMPT, "--model", checkpoint, "--ignore-eos", *form, stdout=full)
+        _, stderr = process.communicate(timeout=60)
+    assert stderr == b"error: the output cannot be written: No space left on device\n"
+    assert process.returncode == 2
 
 
 def test_without_a_compiler_it_says_so(checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line: all commands, and how errors end them."""
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -39,6 +40,12 @@ class CommandGroup(PluginGroup):
         except BrokenPipeError as error:
             _forget_stdout()
             raise typer.Exit(BROKEN_PIPE) from error
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _forget_stdout()
+            typer.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+            raise typer.Exit(USER_ERROR) from error
 
 
 def _forget_stdout() -> None:

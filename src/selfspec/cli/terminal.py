@@ -73,7 +73,7 @@ def tolerate_encoding() -> None:
 
 
 def replace_closed_streams() -> None:
-    """Puts the null device in the place of standard streams that were closed, as by ``2>&-``, which Python has not."""
+    """Puts the null device in the place of standard streams that were closed, as by ``>&-``, which Python has not."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115

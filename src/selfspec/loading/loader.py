@@ -49,7 +49,7 @@ _CLEARER = {
     "instantiate the backend tokenizer": _NO_VOCABULARY,
     "deserializing header": "a file of weights is cut short or damaged (incomplete header or data); download it again",
     "Should have a `model_type` key": "it has no config.json that names a model_type; give the folder that "
-    "save_pretrained or the hub has written",
+    "save_pretrained or the hub has written, or a GGUF file",
 }
 """What errors of transformers and safetensors mean for the user, by words in them."""
 
