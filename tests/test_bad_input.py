@@ -277,6 +277,10 @@ def truncate(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
+def sentencepiece_alone(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -288,6 +292,7 @@ def truncate(folder: Path) -> None:
         (write("config.json", b"{"), "not a valid JSON"),
         (remove("tokenizer.json", "tokenizer_config.json"), "the tokenizer of .* tokenizer.json is there"),
         (write("tokenizer.json", b"{"), "cannot load the tokenizer of"),
+        (sentencepiece_alone, "the tokenizer of .* run: pip install sentencepiece protobuf .*; or copy tokenizer.json"),
         (change_config(num_hidden_layers=8), "weights are missing, among them model.layers.6"),
         (change_config(intermediate_size=100), r"\[64, 96\] in the weights, but \[64, 100\] by config.json"),
     ],

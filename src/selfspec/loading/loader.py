@@ -47,6 +47,8 @@ _NO_VOCABULARY = (
 )
 _CLEARER = {
     "instantiate the backend tokenizer": _NO_VOCABULARY,
+    "read a `tiktoken` file": "to read tokenizer.model, run: pip install sentencepiece protobuf (or "
+    "tiktoken, where it is one of that); or copy tokenizer.json from where the model is from",
     "deserializing header": "a file of weights is cut short or damaged (incomplete header or data); download it again",
     "Should have a `model_type` key": "it has no config.json that names a model_type; give the folder that "
     "save_pretrained or the hub has written, or a GGUF file",
