@@ -310,6 +310,15 @@ def test_a_checkpoint_in_several_files(folder: Any, tmp_path: Path) -> None:
     assert all(torch.equal(each, whole.state_dict()[name]) for name, each in model.state_dict().items())
 
 
+def test_an_index_that_an_older_checkpoint_has_left(tmp_path: Path) -> None:
+    """``save_pretrained`` removes the files that it names, but not the index; transformers does not read it then."""
+    save_quantised(tmp_path, GRIDS["gptq"], shards=3)
+    for file in tmp_path.glob("model-*.safetensors"):
+        file.unlink()
+    model, _ = load_model(save_quantised(tmp_path, GRIDS["gptq"]), dtype="float32")
+    assert any(isinstance(module, LowBitLinear) for module in model.modules())
+
+
 def test_layers_with_other_orders_of_their_inputs_run_apart(tmp_path: Path) -> None:
     """They cannot be one product; the text is the same."""
 
