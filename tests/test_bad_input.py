@@ -277,6 +277,10 @@ def truncate(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
+def sentencepiece_alone(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -288,6 +292,7 @@ def truncate(folder: Path) -> None:
         (write("config.json", b"{"), "not a valid JSON"),
         (remove("tokenizer.json", "tokenizer_config.json"), "the tokenizer of .* tokenizer.json is there"),
         (write("tokenizer.json", b"{"), "cannot load the tokenizer of"),
+        (sentencepiece_alone, "the tokenizer of .* run: pip install sentencepiece protobuf .*; or copy tokenizer.json"),
         (change_config(num_hidden_layers=8), "weights are missing, among them model.layers.6"),
         (change_config(intermediate_size=100), r"\[64, 96\] in the weights, but \[64, 100\] by config.json"),
     ],
@@ -301,6 +306,25 @@ def test_files_that_are_missing_or_corrupt(
     with pytest.raises(errors.ModelLoadError, match=message) as refusal:
         load_model(folder)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("end", [1.5, "x", [None], {"a": 1}])
+def test_an_end_of_sequence_that_is_no_token(checkpoint: str, end: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "odd"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(errors.UnsupportedModelError, match=r"eos_token_id is .*, no token id or list of these"):
+        Engine.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_a_folder_without_the_tokenizer_of_its_family(name: str, tmp_path: Path) -> None:
+    """transformers makes one of special tokens alone, to which texts are empty, or unknown tokens."""
+    build(name).save_pretrained(tmp_path)
+    for content in (None, {"added_tokens_decoder": {"7": {"content": "<|im_start|>", "special": True}}}):
+        if content is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+        with pytest.raises(errors.ModelLoadError, match=r"the tokenizer of .* tokenizer\.json is there, or .* copy it"):
+            load_model(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "./nowhere", "/nowhere", "tinyy"])
@@ -327,6 +351,20 @@ def test_tokenizer_that_is_larger_than_the_model(checkpoint: str, tmp_path: Path
     make_tokenizer(200).save_pretrained(folder)
     with pytest.raises(errors.TokenizerMismatchError, match=message):
         Engine.from_pretrained(folder)
+
+
+def test_a_token_that_was_added_and_has_no_embedding() -> None:
+    """As that of pictures has none in Gemma 3's models of text."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
+    engine, plain = (Engine(build("llama"), each, "autoregressive") for each in (tokenizer, make_tokenizer()))
+    assert engine.generate("hello", max_new_tokens=8).token_ids == plain.generate("hello", max_new_tokens=8).token_ids
+    outside = f"token id {VOCABULARY} of the prompt is outside the model's vocabulary of {VOCABULARY}"
+    with pytest.raises(errors.InvalidPromptError, match=outside):
+        engine.generate("hello <image>")
+    tokenizer.bos_token = "<image>"
+    with pytest.raises(errors.InvalidPromptError, match=outside):
+        engine.generate("")
 
 
 _TINY = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

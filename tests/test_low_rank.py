@@ -15,7 +15,7 @@ from helpers.kernels import needs_kernels
 from helpers.models import prompt
 from selfspec import Engine, SamplingParams, load_model
 from selfspec.engine import EngineOptions
-from selfspec.errors import InvalidParameterError
+from selfspec.errors import AdapterError, InvalidParameterError
 
 TEXT, LENGTH = prompt(12), 24
 LLAMA = "llama"
@@ -174,6 +174,13 @@ def test_an_unknown_name_is_refused_with_those_there_are(folders: dict[str, Path
     made = engine(folders)
     with pytest.raises(InvalidParameterError, match="there is no adapter 'three'; this engine has one, two"):
         made.generate(TEXT, adapter="three")
+
+
+def test_a_model_that_is_cast_after_its_adapter_was_read(folders: dict[str, Path]) -> None:
+    made = engine(folders)
+    made.target.model.to(torch.bfloat16)
+    with pytest.raises(AdapterError, match=r"adapter 'one' was read as torch.float32, .*; make another engine"):
+        made.generate(TEXT, max_new_tokens=4, adapter="one")
 
 
 def test_options_name_adapters(folders: dict[str, Path]) -> None:

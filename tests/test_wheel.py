@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 
 from helpers import caching_compiler
 from helpers.kernels import found_again, needs_kernels
@@ -75,6 +76,13 @@ def test_the_choice_of_the_environment(choice: str, succeeds: bool, says: str, t
     assert (built.returncode == 0) == succeeds
     assert says in built.stdout + built.stderr
     assert len(list(tmp_path.glob("*-py3-none-any.whl"))) == succeeds
+
+
+def test_the_source_distribution_holds_no_links() -> None:
+    """pip refuses to unpack those that lead out of it."""
+    files = [Path(each.path) for each in SdistBuilder(str(ROOT)).recurse_included_files()]
+    assert ROOT / "pyproject.toml" in files
+    assert not [file for file in files if file.is_symlink()]
 
 
 @needs_kernels

@@ -14,7 +14,7 @@ from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.decoding.text import TextStream
-from selfspec.errors import InvalidParameterError, naming
+from selfspec.errors import InvalidParameterError, UnsupportedModelError, naming
 from selfspec.limits import check_context
 from selfspec.loading import load_model
 from selfspec.loading.adapters import find_adapter, read_adapters
@@ -394,7 +394,10 @@ def _check_own_target(method: Method, model: "PreTrainedModel", options: EngineO
 def _eos_ids(model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
     """The ids that end an output: those of the generation config, else the config's, else the tokenizer's."""
     for source in (model.generation_config, model.config, tokenizer):
-        ids = getattr(source, "eos_token_id", None)
+        ids: Any = getattr(source, "eos_token_id", None)
         if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
+            found = ids if isinstance(ids, (list, tuple)) else [ids]
+            if not all(isinstance(each, int) for each in found):
+                raise UnsupportedModelError(f"eos_token_id is {ids!r:.40}, no token id or list of these; correct it")
+            return frozenset(found)
     return frozenset()

@@ -25,7 +25,7 @@ class AdapterError(SelfSpecError):
 
 
 class TokenizerMismatchError(SelfSpecError):
-    """The tokenizer can produce ids that the model has no embedding for."""
+    """The tokenizer, tokens that were added to it aside, has ids that the model has no embedding for."""
 
 
 class DeviceError(SelfSpecError):

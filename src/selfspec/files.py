@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -14,7 +15,10 @@ def cache_folder() -> Path:
     """The folder of compiled kernels, latency profiles, low-bit weights and the chat history."""
     if sys.platform == "win32" and "LOCALAPPDATA" in os.environ:
         return Path(os.environ["LOCALAPPDATA"]) / "selfspec" / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfspec"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfspec"
+    except RuntimeError:  # the system knows no home of this user, as in some containers
+        return Path(tempfile.gettempdir()) / f"selfspec-{os.getuid()}"
 
 
 def check_own(path: Path) -> None:

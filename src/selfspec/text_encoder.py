@@ -11,13 +11,15 @@ from selfspec.errors import InvalidPromptError, TokenizerMismatchError
 class TextEncoder:
     """Encodes texts and chats with a tokenizer.
 
-    A tokenizer that has ids beyond the model's ``vocab_size`` is refused.
+    A tokenizer that has ids beyond the model's ``vocab_size`` is refused. Tokens that were added to it may be beyond,
+    as that of pictures is in Gemma 3's models of text: then prompts with them are refused.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        largest = -1 if tokenizer is None else max(tokenizer.get_vocab().values(), default=-1)
+        ids = set() if tokenizer is None else {*tokenizer.get_vocab().values()} - tokenizer.added_tokens_decoder.keys()
+        largest = max(ids, default=-1)
         if largest >= vocab_size:
             raise TokenizerMismatchError(
                 f"the tokenizer's largest id is {largest}, but the model has {vocab_size} embeddings; "
@@ -67,7 +69,7 @@ class TextEncoder:
             bos = getattr(self._tokenizer, "bos_token_id", None)
             if bos is None:
                 raise InvalidPromptError("the prompt is empty and there is no BOS token to start from; give some text")
-            return [bos]
+            token_ids = [bos]
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidPromptError(

@@ -25,7 +25,7 @@ from selfspec.cli.app import app
 from selfspec.cli.generate import generate as generate_command
 from selfspec.cli.inputs import read_prompt
 from selfspec.cli.models import row_text
-from selfspec.cli.terminal import TextWriter, takes_colour
+from selfspec.cli.terminal import TextWriter, replace_closed_streams, takes_colour
 from selfspec.decoding.output import Output
 from selfspec.errors import InvalidPromptError, SelfSpecWarning, UnsupportedModelError
 from selfspec.methods import COMPOSITIONS
@@ -323,6 +323,17 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert result.stderr.count("\n") == 1
 
 
+def test_what_reads_and_writes_closed_streams_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those who start daemons close them, and ``>&-`` does."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    replace_closed_streams()
+    with sys.stdin as stdin, sys.stdout as stdout, sys.stderr as stderr:
+        assert stdin.buffer.read() == b""
+        for stream in (stdout, stderr):
+            TextWriter(stream).write(TextPiece("one", 0, "target"))
+
+
 @pytest.mark.parametrize("arguments", [("generate", "--temperature", "hot"), ("generate", "--nonsense"), ("nonsense",)])
 def test_usage_errors_exit_with_2_too(arguments: tuple[str, ...]) -> None:
     result = run(*arguments)
@@ -415,6 +426,17 @@ def test_a_reader_that_goes_away_ends_it_quietly(checkpoint: str) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == b""
     assert process.wait(timeout=60) == 141
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is full")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_full_disk_is_one_line(checkpoint: str, form: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = start("generate", PROMPT, "--model", checkpoint, "--ignore-eos", *form, stdout=full)
+        _, stderr = process.communicate(timeout=60)
+    assert stderr == b"error: the output cannot be written: No space left on device\n"
+    assert process.returncode == 2
 
 
 def test_without_a_compiler_it_says_so(checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

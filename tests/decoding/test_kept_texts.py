@@ -23,6 +23,7 @@ from selfspec.decoding.kept_texts import Scope
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.decoding.suffixes import SEPARATOR, KnownText, SuffixAutomaton
 from selfspec.errors import InvalidParameterError
+from selfspec.files import cache_folder
 from selfspec.methods.auto.preparation import Preparation
 from selfspec.runtimes.costs.rows import RowCosts
 
@@ -265,6 +266,16 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
         engine_with(tmp_path, cache_dir_limit=0)
     with pytest.raises(InvalidParameterError, match="of another model"):
         Engine(build("llama"), cache_dir=engine_with(tmp_path).kept)
+
+
+def test_a_folder_of_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a model; no shell expands what a program says."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder().parent))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    ask(engine_with(Path("~/texts")))
+    assert files(tmp_path / "home" / "texts")
+    assert [each.name for each in tmp_path.iterdir()] == ["home"]
 
 
 def test_a_full_disk_is_said_once(

@@ -268,6 +268,18 @@ def test_bad_stop_strings_are_refused(stop: object) -> None:
         TextStream(tokenizer_of("byte-level"), stop)  # type: ignore[arg-type]
 
 
+def test_spaces_are_as_they_were_written_in_the_whole_text_too() -> None:
+    """transformers cleans them up for tokens of other kinds than BPE, where an old config asks for it."""
+    scores = [(token, -1.0) for token in ("<unk>", "▁hello", "▁.", "▁you")]
+    backend = Tokenizer(models.Unigram(scores, unk_id=0))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+    output = Output(max_new_tokens=3, text=TextStream(tokenizer))
+    for token_id in (1, 2, 3):
+        output.append(token_id, "target", no_context)
+    assert "".join(piece.text for piece in output.take_pieces()) == output.decode() == "hello . you"
+
+
 def no_context() -> torch.Tensor:
     raise AssertionError("there are no stopping criteria")
 

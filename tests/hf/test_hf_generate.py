@@ -218,6 +218,16 @@ def test_threads_share_what_is_built(engines: list[Engine]) -> None:
     assert len(engines) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_model_that_is_cast_after_use_gets_another_engine(dtype: torch.dtype, engines: list[Engine]) -> None:
+    """Drafts for which ``auto`` has planned, of low-bit weights, may not be possible in the other dtype."""
+    model, text = copy.deepcopy(build("llama")), prompt(6)
+    for each in (torch.float32, dtype, torch.float32):
+        model.to(each)
+        assert greedy(model, text, custom_generate=custom_generate) == greedy(model, text)
+    assert len(engines) == 3
+
+
 def test_a_model_is_freed_after_use(engines: list[Engine]) -> None:
     model = copy.deepcopy(build("llama"))
     expected = greedy(model, prompt(6))

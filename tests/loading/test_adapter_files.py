@@ -120,6 +120,27 @@ def test_no_folder() -> None:
         read_adapter("a", "/no/such/adapter")
 
 
+def test_factors_stay_when_the_file_is_written_again(folder: Path, tmp_path: Path) -> None:
+    """As by a training that goes on; a chat that changes its method fits them to the model again."""
+    given = shutil.copytree(folder, tmp_path / "a")
+    down, up, _ = read_adapter("a", given).factors["model.layers.1.self_attn.q_proj"]
+    before = down.clone(), up.clone()
+    content = (given / WEIGHTS).read_bytes()
+    with (given / WEIGHTS).open("r+b") as file:  # in place, as safetensors writes
+        file.seek(len(content) // 8)
+        file.write(bytes(len(content) - len(content) // 8))
+    assert torch.equal(down, before[0])
+    assert torch.equal(up, before[1])
+
+
+def test_a_folder_of_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a model: of NAME=~/DIR not every shell expands the folder."""
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert read_adapter("a", f"~/{folder.name}").digest == read_adapter("a", folder).digest
+    with pytest.raises(AdapterError, match="cannot read adapter 'a' from '~nobody-of-this-name/a'"):
+        read_adapter("a", "~nobody-of-this-name/a")
+
+
 def test_names_on_the_command_line(tmp_path: Path) -> None:
     strange = tmp_path / "x=y"
     strange.mkdir()

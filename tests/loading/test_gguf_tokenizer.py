@@ -297,6 +297,7 @@ def test_sentencepiece_has_special_tokens_where_the_file_names_none(tmp_path: Pa
     tokenizer = read(path)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
     assert ends(GgufFile.open(path)) == {2}
+    assert tokenizer.encode("ba") == [1, 0, 3]  # what neither tokens nor bytes stand for is not left out
 
 
 @pytest.mark.parametrize("pre", [None, "default"])

@@ -201,6 +201,21 @@ def test_biases_and_a_tied_head(tmp_path: Path) -> None:
     assert written(model) == [by_transformers(model, prompt) for prompt in PROMPTS]
 
 
+def test_a_head_of_its_own_that_the_config_calls_tied(tmp_path: Path) -> None:
+    """As after a training of the head alone; transformers ties it only where it is equal."""
+
+    def add_head(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0)
+
+    torch.manual_seed(1)
+    original = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "tie_word_embeddings": True})).eval()
+    model: Any
+    model, _ = load_model(save_quantised(tmp_path, Kind("gptq"), model=original, change=add_head), dtype="float32")
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight.flip(0))
+    assert not model.config.tie_word_embeddings
+    assert written(model) == [by_transformers(model, prompt) for prompt in PROMPTS]
+
+
 def test_buffers_that_checkpoints_hold(tmp_path: Path) -> None:
     """As Gemma 4 has them: what the states after a layer are multiplied by."""
     original, kind = copy.deepcopy(built("gemma4_text-alike")), Kind("gptq", group=32)
@@ -293,6 +308,15 @@ def test_a_checkpoint_in_several_files(folder: Any, tmp_path: Path) -> None:
     whole, _ = load_model(folder("gptq-order"), dtype="float32")
     assert model.state_dict().keys() == whole.state_dict().keys()
     assert all(torch.equal(each, whole.state_dict()[name]) for name, each in model.state_dict().items())
+
+
+def test_an_index_that_an_older_checkpoint_has_left(tmp_path: Path) -> None:
+    """``save_pretrained`` removes the files that it names, but not the index; transformers does not read it then."""
+    save_quantised(tmp_path, GRIDS["gptq"], shards=3)
+    for file in tmp_path.glob("model-*.safetensors"):
+        file.unlink()
+    model, _ = load_model(save_quantised(tmp_path, GRIDS["gptq"]), dtype="float32")
+    assert any(isinstance(module, LowBitLinear) for module in model.modules())
 
 
 def test_layers_with_other_orders_of_their_inputs_run_apart(tmp_path: Path) -> None:

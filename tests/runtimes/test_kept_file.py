@@ -1,9 +1,11 @@
 """Files of the cache folder: found again under the same key, and never under another one or damaged."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from selfspec.files import cache_folder
 from selfspec.runtimes.kept_file import KeptFile
 
 
@@ -38,3 +40,18 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(monkeypatch: pytest.Mo
     (folder / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
     assert KeptFile("kind", {}).write({}) is None
+
+
+def test_a_user_whose_home_is_not_known_has_a_folder_too(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As in a container that runs by the number of a user."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    file = KeptFile("kind", {})
+    assert file.write({"b": 2}) == file.path
+    assert cache_folder().parent == folder
+    assert file.read() == {"b": 2}

@@ -350,6 +350,18 @@ def test_what_a_grammar_needs_is_said() -> None:
         Grammars(slow, VOCABULARY, {EOS}).mask(Constraint("json_schema", "{}"), 0)
 
 
+def test_tokens_without_an_embedding_neither_come_nor_end_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that were added to the tokenizer alone."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", [EOS, VOCABULARY])
+    asked: dict[str, Any] = {"json_schema": ONE_OF, "max_new_tokens": 20}
+    expected = engine("autoregressive").generate(PROMPT, **asked)
+    assert json.loads(expected.text) in TEXTS
+    found = Engine(MODEL, tokenizer, "autoregressive").generate(PROMPT, **asked)
+    assert found.token_ids == expected.token_ids
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'selfspec\[structured\]'"):

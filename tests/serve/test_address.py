@@ -22,6 +22,8 @@ def test_a_port_is_of_one_server() -> None:
 def test_hosts() -> None:
     with pytest.raises(ServeError, match=r"cannot bind to 'no\.such\.host\.invalid'"):
         Address("no.such.host.invalid", 0).listen()
+    with pytest.raises(ServeError, match=r"cannot bind to '0\.0\.0\.\.0'"):
+        Address("0.0.0..0", 0).listen()
     assert [Address(host).is_local for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1")] == [
         *(True, True, True),
         *(False, False, False),

@@ -1,5 +1,6 @@
 """The command line: all commands, and how errors end them."""
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from selfspec.cli.methods import methods
 from selfspec.cli.models import info, models
 from selfspec.cli.plugins import PluginGroup
 from selfspec.cli.serve import serve
-from selfspec.cli.terminal import tolerate_encoding
+from selfspec.cli.terminal import replace_closed_streams, tolerate_encoding
 from selfspec.errors import SelfSpecError
 
 USER_ERROR = 2
@@ -39,6 +40,12 @@ class CommandGroup(PluginGroup):
         except BrokenPipeError as error:
             _forget_stdout()
             raise typer.Exit(BROKEN_PIPE) from error
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _forget_stdout()
+            typer.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+            raise typer.Exit(USER_ERROR) from error
 
 
 def _forget_stdout() -> None:
@@ -80,5 +87,6 @@ def _options(
 def main() -> None:
     """Runs the command line with the arguments of this process."""
     collection.pause()
+    replace_closed_streams()
     tolerate_encoding()
     app()

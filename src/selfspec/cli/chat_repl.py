@@ -16,7 +16,7 @@ from selfspec.cli.inputs import parse_assignments
 from selfspec.cli.stats import draft_lines
 from selfspec.cli.terminal import own_warnings, takes_colour
 from selfspec.errors import SelfSpecError
-from selfspec.files import cache_folder
+from selfspec.files import cache_folder, check_own
 from selfspec.methods import METHODS
 from selfspec.methods.base import Method
 
@@ -185,7 +185,8 @@ def open_history() -> History:
         path = cache_folder() / HISTORY_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)  # readable by the user only
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        check_own(path)
+    except OSError:
         return InMemoryHistory()
     return _TolerantHistory(path)
 

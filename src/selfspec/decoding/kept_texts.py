@@ -112,12 +112,14 @@ class KeptTexts:
     def __init__(self, folder: Path, limit: int, target: Target, grain: int) -> None:
         self._limit, self.target, self._version = limit, target, target.version
         self._key = _key(target, grain)
-        self._root, self._folder = folder, folder / f"selfspec-{hashlib.sha256(self._key).hexdigest()[:24]}"
         try:
+            self._root = folder.expanduser()
+            self._folder = self._root / f"selfspec-{hashlib.sha256(self._key).hexdigest()[:24]}"
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+            reason = getattr(error, "strerror", None) or error
             raise InvalidParameterError(
-                f"cache_dir: '{folder}' cannot be used: {error.strerror or error}; give a folder of your own"
+                f"cache_dir: '{folder}' cannot be used: {reason}; give a folder of your own"
             ) from error
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, list[_Entry]] = OrderedDict()

@@ -68,7 +68,7 @@ class TextStream:
 
     def whole(self, token_ids: list[int]) -> str:
         """The text of a finished output, decoded at once."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens))
+        return self._decode(token_ids)
 
     def push(self, token_id: int) -> str:
         """Adds a token; returns the text that is certain now and was not before, often one word, sometimes none."""

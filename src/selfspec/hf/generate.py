@@ -130,6 +130,7 @@ class CustomGenerate:
         self._settings = dict(settings or {})
         self._seed = seed
         self._engine: Engine | None = None
+        self._placed: tuple[torch.dtype, torch.device] | None = None
         self._lock = threading.Lock()
 
     def __call__(
@@ -181,8 +182,9 @@ class CustomGenerate:
 
     def _engine_for(self, model: PreTrainedModel) -> Engine:
         with self._lock:
-            if self._engine is None or self._engine.target.model is not model:
-                self._engine = Engine(model, None, self._method, settings=self._settings)
+            placed = model.dtype, model.device  # for which a method has planned
+            if self._engine is None or self._engine.target.model is not model or self._placed != placed:
+                self._engine, self._placed = Engine(model, None, self._method, settings=self._settings), placed
             return self._engine
 
     def _for_row(self, row: PaddedRow, params: SamplingParams, copies: int) -> SamplingParams:

@@ -121,8 +121,8 @@ def read_adapter(name: str, source: str | Path) -> AdapterFiles:
     Raises:
         AdapterError: there is none, its files are corrupt, or it is of a kind that cannot be added beside the weights.
     """
-    folder = _find(name, source)
     with explaining(AdapterError, f"cannot read adapter '{name}' from '{source}'"):
+        folder = _find(name, source)
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG} is no object")
@@ -135,7 +135,7 @@ def read_adapter(name: str, source: str | Path) -> AdapterFiles:
 
 def _find(name: str, source: str | Path) -> Path:
     """The folder of an adapter, downloaded if it is on the hub."""
-    folder = Path(source)
+    folder = Path(source).expanduser()
     if not folder.is_dir():
         if _HUB_NAME.fullmatch(str(source)) is None:
             raise AdapterError(f"adapter '{name}': there is no folder '{source}'; give one that PEFT has saved")
@@ -180,7 +180,7 @@ def _factors(name: str, config: Mapping[str, Any], tensors: SafetensorsFiles) ->
     for layer, keys in layers.items():
         if len(keys) < 2:
             raise AdapterError(f"adapter '{name}' has only one factor of '{layer}'; save it again")
-        down, up = tensors.read(keys["A"]), tensors.read(keys["B"])
+        down, up = (tensors.read(keys[factor]).clone() for factor in "AB")
         if down.ndim != 2 or up.ndim != 2:
             raise AdapterError(f"the factors of '{layer}' in adapter '{name}' are no matrices; {_MERGE}")
         alpha = float(_by_pattern(config.get("alpha_pattern") or {}, layer, config.get("lora_alpha", 8)))

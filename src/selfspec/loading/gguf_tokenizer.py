@@ -116,7 +116,8 @@ class _Vocabulary:
     def _sentencepiece(self) -> Tokenizer:
         """Spaces are letters of the vocabulary, and bytes stand for characters that it does not have."""
         merges = self._merges() if f"{_PREFIX}merges" in self._metadata else self._merges_by_score()
-        backend = Tokenizer(BPE(vocab=self._ids, merges=merges, fuse_unk=True, byte_fallback=True))
+        unknown = self._special("unk")
+        backend = Tokenizer(BPE(vocab=self._ids, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
         prefix = self._flag("add_space_prefix", True)
         if self._architecture in _PHI:  # the prefix comes after every special token, not at the beginning alone
             steps = [normalizers.Prepend(_SPACE)] if prefix else []

@@ -41,12 +41,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_NO_VOCABULARY = (
+    "no file such as tokenizer.json is there, or it is damaged; copy it from where the model is from, or give Engine "
+    "the loaded model alone and prompts as token ids"
+)
 _CLEARER = {
-    "instantiate the backend tokenizer": "no file such as tokenizer.json is there, or it is damaged; copy it from "
-    "where the model is from, or give Engine the loaded model alone and prompts as token ids",
+    "instantiate the backend tokenizer": _NO_VOCABULARY,
+    "read a `tiktoken` file": "to read tokenizer.model, run: pip install sentencepiece protobuf (or "
+    "tiktoken, where it is one of that); or copy tokenizer.json from where the model is from",
     "deserializing header": "a file of weights is cut short or damaged (incomplete header or data); download it again",
     "Should have a `model_type` key": "it has no config.json that names a model_type; give the folder that "
-    "save_pretrained or the hub has written",
+    "save_pretrained or the hub has written, or a GGUF file",
 }
 """What errors of transformers and safetensors mean for the user, by words in them."""
 
@@ -132,7 +137,7 @@ def _load(
         if precision is not None:
             _check_quantisable(source, dtype, precision)
     with _explain_failure(name, "the tokenizer of "):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = load_tokenizer(source)
     with _explain_failure(name):
         own = not division and (has_kernels or unpack)
         quantised = read_quantised(source, dtype, packed=packed) if own else None
@@ -150,6 +155,19 @@ def _finish(model: Any, precision: Precision | None, device: torch.device) -> "P
     """A model on its device, with low-bit weights where asked for, which are made on the CPU."""
     placed: PreTrainedModel = (model if precision is None else quantise_in_place(model, precision)).to(device)
     return placed
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, or of a name on the hub.
+
+    Raises:
+        ValueError: its files are missing; of some families transformers then makes one of special tokens alone.
+        Exception: any of transformers and the hub client.
+    """
+    tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    if tokenizer.get_vocab().keys() == tokenizer.get_added_vocab().keys():
+        raise ValueError(_NO_VOCABULARY)
+    return tokenizer
 
 
 def load_config(name: str | Path) -> PreTrainedConfig:

@@ -73,6 +73,9 @@ def _read(source: str, dtype: torch.dtype | str, *, packed: bool) -> "PreTrained
     assert settings is not None
     del config.quantization_config  # the model is none of that package's
     model = build_on_meta(config)
+    if _has_own_head(model, files):
+        config.tie_word_embeddings = False
+        model = build_on_meta(config)
     if settings.get("quant_method") != _MXFP4 and not _is_read(model, files):
         return None
     chosen = dtype if isinstance(dtype, torch.dtype) else _auto_dtype(config, packed=packed)
@@ -101,6 +104,16 @@ def _is_read(model: "PreTrainedModel", files: SafetensorsFiles) -> bool:
         return False
     family = BY_MODEL_TYPE.get(model.config.model_type)
     return not deep or (family is not None and family.whole.isdisjoint(path.rpartition(".")[2] for path in modules))
+
+
+def _has_own_head(model: "PreTrainedModel", files: SafetensorsFiles) -> bool:
+    """Whether weights that the config ties differ in the files; transformers does not tie them then."""
+    for pair in model.all_tied_weights_keys.items():
+        if all(name in files.names for name in pair):
+            one, other = map(files.read, pair)
+            if one.dtype != other.dtype or not torch.equal(one, other):
+                return True
+    return False
 
 
 def _auto_dtype(config: PreTrainedConfig, *, packed: bool) -> torch.dtype:

@@ -39,10 +39,10 @@ class SafetensorsFiles:
     def find(source: str, *, download: bool = True) -> "SafetensorsFiles | None":
         """Those of a folder, or of a name on the hub, downloaded if need be; ``None`` where there are none."""
         options = {"_raise_exceptions_for_missing_entries": False, "local_files_only": not download}
-        if (index := cached_file(source, _INDEX, **options)) is not None:
-            return SafetensorsFiles(_parts(source, Path(index), **options))
-        whole = cached_file(source, _WHOLE, **options)
-        return None if whole is None else SafetensorsFiles([Path(whole)])
+        if (whole := cached_file(source, _WHOLE, **options)) is not None:  # an index beside it is an older one
+            return SafetensorsFiles([Path(whole)])
+        index = cached_file(source, _INDEX, **options)
+        return None if index is None else SafetensorsFiles(_parts(source, Path(index), **options))
 
     @property
     def names(self) -> Collection[str]:

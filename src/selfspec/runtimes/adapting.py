@@ -73,7 +73,7 @@ def adaptable_layers(model: nn.Module, sublayers: Sequence[Sublayer]) -> dict[st
 
 
 def check_adapted(adapter: Adapter, sublayers: Sequence[Sublayer]) -> None:
-    """Refuses an adapter where hooks that were added since have replaced sublayers that it changes.
+    """Refuses an adapter where hooks that were added since have replaced sublayers that it changes, or their dtype.
 
     Raises:
         AdapterError: see above.
@@ -83,6 +83,13 @@ def check_adapted(adapter: Adapter, sublayers: Sequence[Sublayer]) -> None:
             raise AdapterError(
                 f"adapter '{adapter.name}' changes sublayer {index}, which runs by transformers' own module since the "
                 "model was changed; remove its hooks"
+            )
+    for (index, product), added in adapter.sums.items():
+        block: Any = sublayers[index]
+        if added.down.dtype != block.products[product].dtype:
+            raise AdapterError(
+                f"adapter '{adapter.name}' was read as {added.down.dtype}, and the model is of another dtype now; make "
+                "another engine"
             )
 
 

@@ -165,7 +165,7 @@ class Grammars:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos_ids = sorted(eos_ids)
+        self._eos_ids = sorted(each for each in eos_ids if each < vocab_size)
         self._reading = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._compiled = lru_cache(MOST_COMPILED)(self._compile)
@@ -214,4 +214,5 @@ class Grammars:
                 f"{kind} needs the package llguidance; install it by `pip install 'selfspec[structured]'`"
             ) from error
         with explaining(InvalidParameterError, f"{kind} cannot be used with this tokenizer", ValueError):
-            return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids)
+            entries = max(self._vocab_size, 1 + max(self._tokenizer.get_vocab().values()))
+            return from_tokenizer(self._tokenizer, n_vocab=entries, eos_token=self._eos_ids)

@@ -72,8 +72,8 @@ class Address:
         try:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
             return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
-        except socket.gaierror as error:
-            raise ServeError(f"cannot bind to '{self.host}': {error.strerror}") from error
+        except (socket.gaierror, UnicodeError) as error:  # UnicodeError: of a host such as 0.0.0..0
+            raise ServeError(f"cannot bind to '{self.host}': {getattr(error, 'strerror', None) or error}") from error
         except OverflowError as error:
             raise ServeError(f"invalid port {self.port}; give one from 0 to 65535") from error
         except OSError as error:
