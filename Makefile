@@ -9,7 +9,7 @@ MODEL := $(VENV)/.smollm2
 # A worker for each processor, so one thread for each worker; threads that wait would spin on the others' processors.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal --durations=10
 
-.PHONY: help install demo serve test test-lab test-slow docs lint format clean
+.PHONY: help install demo serve test test-lab test-slow test-sanitized docs lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test-slow run the tests that take long: soak, Ray, every instruction level, the wheel, every method on smollm2, further cases"
 	@echo "make docs      build the documentation as a site in build/site; fails where a link leads nowhere"
 	@echo "make test-gpu  run the tests of the Triton kernels in Triton's interpreter; installs Triton"
+	@echo "make test-sanitized  run the tests of the kernels with AddressSanitizer and UndefinedBehaviorSanitizer; needs g++"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the project's format"
 	@echo "make clean     remove the virtual environment and all caches"
@@ -60,6 +61,17 @@ docs: $(INSTALLED)
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt triton
 	$(PYTEST) tests/gpu lab/tests/offline lab/tests/roofline lab/tests/test_documents.py
+
+# Kernels that end the process where they read or write outside their memory, or do what C++ leaves undefined.
+# The level is the highest, or that of SELFSPEC_KERNELS; two threads, so that work is divided.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined -O1 -g1
+SANITIZED := $(addprefix tests/,$(addprefix runtimes/test_,adapting.py blocks.py cache_bits.py drawing.py latent.py \
+	low_bit.py mixtures.py native.py quantise.py reading.py recurrent.py several_sequences.py shadow_head.py) \
+	$(addprefix loading/test_,gguf_experts.py gguf_hybrids.py gguf_model.py mxfp4_checkpoints.py quantised_checkpoints.py) \
+	decoding/test_chains.py decoding/test_runs.py)
+test-sanitized: $(INSTALLED)
+	LD_PRELOAD="$(foreach library,asan ubsan stdc++,$(shell g++ -print-file-name=lib$(library).so))" CXX=g++ CXXFLAGS="$(SANITIZERS)" \
+		ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 OMP_NUM_THREADS=2 $(BIN)/python -m pytest --quiet --capture=no $(SANITIZED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

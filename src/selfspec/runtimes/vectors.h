@@ -54,7 +54,7 @@ inline float exponential(float x) {
     sum = sum * r + 4.1665795894e-2f;
     sum = sum * r + 1.6666665459e-1f;
     sum = sum * r + 5.0000001201e-1f;
-    const int32_t bits = (int32_t(n) + 127) << 23;
+    const uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
     float power;
     std::memcpy(&power, &bits, 4);
     return (sum * r * r + r + 1.0f) * power;
