@@ -120,6 +120,17 @@ def test_a_longer_text_of_which_a_beginning_is_split_off(tmp_path: Path) -> None
     assert ask(engine_with(tmp_path), other).cached_prompt_tokens == len(other) - 1
 
 
+def test_folders_that_were_deleted_are_made_again(tmp_path: Path) -> None:
+    """As they are by somebody who needs the space."""
+    engine = engine_with(tmp_path)
+    for _ in range(3):
+        ask(engine)
+        assert files(tmp_path, "keys")
+        assert files(tmp_path, "text")
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+
+
 # Salts
 
 

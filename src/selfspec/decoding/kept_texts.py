@@ -308,7 +308,7 @@ class KeptTexts:
             whole = bytearray(32) + content + rows
             whole[:32] = _digest(name, whole)
             self._make_room(len(whole))
-            path.parent.mkdir(exist_ok=True, mode=0o700)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             replace_file(path, bytes(whole))
             _touch(path)
         return path
