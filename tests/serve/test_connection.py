@@ -20,14 +20,28 @@ from selfspec.serve.connection import Connection, ConnectionLimits
 from selfspec.serve.server import Server
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+WAIT = GET.replace(b"/", b"/wait", 1)
+POST = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 SECONDS = 0.5
-
 
 BLOCKED = 0.5
 
+ASKED: list[str] = []
+LEFT = threading.Event()
+"""Paths of requests, and whether a client has left that one of them waited for."""
+
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with as many bytes as the path says; two paths before the body, one while the server stands still."""
+    """Answers with as many bytes as the path says; two paths before the body, one while the server stands still.
+
+    Another one waits until the client has left.
+    """
+    ASKED.append(scope["path"])
+    if scope["path"] == "/wait":
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        LEFT.set()
+        return
     if scope["path"] == "/block":
         time.sleep(BLOCKED)
     if scope["path"] in ("/block", "/early"):
@@ -43,12 +57,14 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.contextmanager
-def serving(loop: Any = "auto", **limits: Any) -> Iterator[int]:
-    """The port of a server in a thread."""
+def serving(loop: Any = "auto", send_buffer: int | None = None, **limits: Any) -> Iterator[int]:
+    """The port of a server in a thread, whose system may buffer so many bytes of what is sent."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     http = partial(Connection, limits=ConnectionLimits(**limits))
     config = uvicorn.Config(
         app,
-        port=0,
         http=http,
         loop=loop,
         lifespan="off",
@@ -57,12 +73,12 @@ def serving(loop: Any = "auto", **limits: Any) -> Iterator[int]:
         timeout_keep_alive=1,  # type: ignore[arg-type]
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield listening.getsockname()[1]
     finally:
         server.force_exit = server.should_exit = True
         thread.join()
@@ -98,8 +114,19 @@ def port() -> Iterator[int]:
         ([b"GET /" + b"a" * 2000 + b" HTTP/1.1\r\n\r\n"], 414),
         ([b"nonsense\r\n\r\n"], 400),
         ([GET * 50], 400),
+        ([POST + b"0\r\na: ", *[b"b" * 1000] * 6], 431),
+        ([WAIT, b"GET / HTTP/1.1\r\na: ", *[b"b" * 1000] * 6], 431),
     ],
-    ids=["a long header", "many headers", "a header without an end", "a long URL", "no HTTP", "pipelined"],
+    ids=[
+        "a long header",
+        "many headers",
+        "a header without an end",
+        "a long URL",
+        "no HTTP",
+        "pipelined",
+        "a trailer",
+        "while another is answered",
+    ],
 )
 def test_what_is_too_large_is_refused(port: int, parts: list[bytes], status: int) -> None:
     received = answer(port, *parts, pause=0.01)
@@ -157,8 +184,7 @@ def test_a_body_of_many_parts_is_handed_over_in_few(
         on_body(self, body)
 
     monkeypatch.setattr(HttpToolsProtocol, "on_body", noted)
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    received = answer(port, head, *sent, b"0\r\n\r\n", pause=0.01)
+    received = answer(port, POST, *sent, b"0\r\n\r\n", pause=0.01)
     assert received.startswith(b"HTTP/1.1 200 ")
     size = b"".join(sent).count(b"x")
     assert b"".join(handed) == b"x" * size
@@ -185,6 +211,55 @@ def test_a_client_that_does_not_read_is_dropped(port: int) -> None:
                 received += len(data)
     assert received < 100 * 2**20
     assert b"200" in answer(port, GET)
+
+
+@pytest.mark.parametrize("head", [GET, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
+def test_the_end_of_an_answer_that_is_not_read_is_dropped(head: bytes) -> None:
+    """Less than what makes the server stop writing: the connection is closed already, and waits for its client."""
+    with serving(send_buffer=4096, seconds=SECONDS) as port, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(head)
+        time.sleep(1 + 4 * SECONDS)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(2**16):
+                received += len(data)
+    assert received < 2**16
+
+
+def test_connections_that_do_not_read_give_way() -> None:
+    with serving(connections=20, seconds=30.0) as port, contextlib.ExitStack() as opened:
+        for _ in range(30):
+            unread = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            unread.sendall(b"GET /2000 HTTP/1.1\r\nHost: a\r\n\r\n")
+            time.sleep(0.02)
+        assert answer(port, GET).startswith(b"HTTP/1.1 200 ")
+
+
+def test_all_requests_of_a_client_that_leaves_are_given_up(port: int) -> None:
+    """Not the last one alone, which waits for those before it."""
+    LEFT.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(WAIT + GET)
+        time.sleep(0.1)
+    assert LEFT.wait(10)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "auto"])
+def test_clients_that_left_at_once_are_not_answered(loop: Any) -> None:
+    with serving(loop) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as blocking:
+            blocking.sendall(b"GET /block HTTP/1.1\r\nHost: a\r\n\r\n")
+            time.sleep(BLOCKED / 5)
+            ASKED.clear()
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                    connection.sendall(GET)
+            assert blocking.recv(100).startswith(b"HTTP/1.1 403 ")
+        assert answer(port, GET.replace(b"/", b"/3", 1)).startswith(b"HTTP/1.1 200 ")
+    assert ASKED == ["/3"]
 
 
 def test_new_connections_take_the_place_of_those_that_wait_longest() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.responses import as_json
@@ -30,8 +32,8 @@ class _RefusedError(Exception):
 class ConnectionLimits:
     """Most connections, bytes of a head, and seconds for a head to arrive or for a client to read what was sent.
 
-    ``waiting`` are the connections that are to send something, in the order in which they began to wait. The first of
-    them gives way to a new connection where there are ``connections`` already.
+    ``waiting`` are the connections that are to send or to read something, in the order in which they began to wait. The
+    first of them gives way to a new connection where there are ``connections`` already.
     """
 
     connections: int = 1024
@@ -49,11 +51,13 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.app = partial(self._answer, self.app)
         self._limits = limits
+        self._requests: deque[RequestResponseCycle] = deque()  # not answered yet; the first one is being answered
         self._head: asyncio.TimerHandle | None = None  # until a head has to be complete
         self._written: asyncio.TimerHandle | None = None  # until the client has to have read
-        self._unfinished = self._head_bytes = 0
-        self._in_body = False
+        self._unfinished = 0  # bytes since the last ones that ended a head or a message, or were of a body
+        self._head_bytes = 0
         self._part = bytearray()  # of the body, not handed over yet
         self._is_upgrade = False  # the parser leaves out the body, since the head asks for another protocol
         self._skips_head = False
@@ -75,23 +79,30 @@ class Connection(HttpToolsProtocol):
         """Forgets it."""
         self._stop_waiting()
         self._stop(self._written)
+        self.eof_received()
         super().connection_lost(exc)
+        self.app = None  # which knows this connection
+
+    def eof_received(self) -> None:
+        """Gives up its requests. Of a client that only stops sending TCP says the same as of one that has gone."""
+        for cycle in self._requests:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes; those of a head that does not end are counted."""
+        """Takes bytes; those of a head that does not end are counted, and of what follows the last part of a body."""
         if self._unfinished > self._limits.head_bytes:
             self.send_400_response(str(self._refused(431, "the head of the request is too large")))
             return
         self._unset_keepalive_if_required()
+        self._unfinished += len(data)
         try:
             self._parse(data)
         except HttpParserError:
             self.send_400_response("")
             return
-        if self._head is not None:  # the head has not ended yet, or a body that was answered before its end
-            self._unfinished += 0 if self._in_body else len(data)
-        elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait()
+        if self._head is None and self.timeout_keep_alive_task is None and not self._requests:
+            self._wait()  # for a head, or the rest of a body that was answered before its end
 
     def _parse(self, data: bytes) -> None:
         """Parses bytes. What follows a head that asks for another protocol is the rest of this one."""
@@ -136,12 +147,14 @@ class Connection(HttpToolsProtocol):
             self._skips_head = False
             return
         self._stop(self._head)
-        self._head, self._unfinished, self._head_bytes, self._in_body = None, 0, 0, True
+        self._head, self._unfinished, self._head_bytes = None, 0, 0
         self._is_upgrade = self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers)
         super().on_headers_complete()
+        self._requests.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Collects parts of a body, of which there can be one for each byte."""
+        self._unfinished = 0
         self._part += body
         if len(self._part) >= _PART:
             self._hand_over()
@@ -156,32 +169,62 @@ class Connection(HttpToolsProtocol):
         if self._is_upgrade:
             return
         self._hand_over()
-        self._stop_waiting()
-        self._unfinished, self._in_body = 0, False
+        if not self.flow.write_paused:
+            self._stop_waiting()
+        self._unfinished = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """From now on the server waits for the client."""
+        self._requests.popleft()
         super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
+        if self.transport.is_closing():
+            self._close()
+        elif not self._requests:
             self._limits.waiting[self] = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The client has not sent another request."""
+        if not self.transport.is_closing():
+            self._close()
 
     def pause_writing(self) -> None:
         """The client does not read."""
         super().pause_writing()
+        self._limits.waiting[self] = None
         self._written = self.loop.call_later(self._limits.seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
         self._stop(self._written)
+        if self.transport.is_closing():
+            self._close()
+        elif self._requests:
+            self._limits.waiting.pop(self, None)
 
     def send_400_response(self, msg: str) -> None:
         """Answers what cannot be parsed, in the form of all errors."""
         body = as_json(self._refusal.body).encode()
         head = f"HTTP/1.1 {self._refusal.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self._close()
+
+    async def _answer(self, app: Any, *channel: Any) -> None:
+        """Answers a request a turn of the event loop later, when it knows whose clients left at once.
+
+        A thousand of them would keep all others waiting.
+        """
+        await asyncio.sleep(0)
+        if not self._requests[0].disconnected:
+            await app(*channel)
+
+    def _close(self) -> None:
+        """Closes it, at the latest in some seconds: what is left to be written, the client may never read."""
         self.transport.close()
+        self._limits.waiting[self] = None
+        self._stop(self._written)
+        self._written = self.loop.call_later(self._limits.seconds, self.transport.abort)
 
     def _wait(self) -> None:
         """Waits for a head, for some seconds."""
