@@ -19,6 +19,7 @@ from selfspec.errors import SelfSpecError
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.app import create_app
 from selfspec.serve.limits import Limits
+from selfspec.serve.pool import GivenUp
 from selfspec.serve.reader import RequestReader, read
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service
@@ -172,7 +173,7 @@ class InlineReaders:
     async def start(self, reader: RequestReader) -> None:
         self.reader = reader
 
-    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
+    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes, _: GivenUp | None = None) -> Result:
         return read(self.reader, do, body)
 
     async def close(self) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,14 +14,17 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from helpers.serving import NAME, InlineReaders, ScriptedEngine, ScriptedStream, events, make_client
+from helpers.serving import NAME, InlineReaders, ScriptedEngine, ScriptedStream, events, listening, make_client
 from selfspec.async_engine import EngineStats
 from selfspec.errors import EngineFailedError, RequestFailedError
 from selfspec.serve import app as app_module
+from selfspec.serve.api_errors import ApiError
 from selfspec.serve.app import create_app
 from selfspec.serve.limits import Limits
 from selfspec.serve.logs import JsonFormatter
 from selfspec.serve.metrics import Metrics, Savings
+from selfspec.serve.pool import GivenUp
+from selfspec.serve.reader import RequestReader
 from selfspec.serve.service import Service
 from selfspec.types import PhaseSeconds, Round, SamplingParams
 
@@ -139,11 +144,24 @@ def test_bodies_that_are_too_large() -> None:
         yield from [b"x" * 100] * 20
 
     with make_client(ScriptedEngine(), Limits(max_body=0.001)) as client:
-        for content in (b"x" * 1100, chunks()):
-            answer = client.post(PATH, content=content, headers={"Content-Type": "application/json"})
+        for content, asks in ((b"x" * 1100, {}), (chunks(), {}), (b"x" * 1100, {"Expect": "100-continue"})):
+            answer = client.post(PATH, content=content, headers={"Content-Type": "application/json", **asks})
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-            assert answer.headers["Connection"] == "close"
+            assert answer.headers.get("Connection") == ("close" if asks else None)
         assert client.post(PATH, json=CHAT).status_code == 200
+
+
+def test_a_client_that_sends_a_large_body_reads_why_it_is_refused() -> None:
+    """Where the connection is closed at once, it cannot send the rest, and many clients look no further."""
+    large = b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % 2**24
+    with (
+        listening(ScriptedEngine()) as url,
+        socket.create_connection(("127.0.0.1", int(url[-5:])), timeout=20) as client,
+    ):
+        client.sendall(large + b"x" * 2**24)
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        received = client.makefile("rb").read()
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"413", b"200"]
 
 
 def test_ids_of_requests() -> None:
@@ -248,13 +266,17 @@ def test_an_unexpected_exception_is_answered_and_logged(caplog: pytest.LogCaptur
 
 
 def run_until_gone(
-    scripted: ScriptedEngine, body: dict[str, Any], gone: Callable[[Sequence[Any]], bool], path: str = PATH
+    scripted: ScriptedEngine,
+    body: dict[str, Any],
+    gone: Callable[[Sequence[Any]], bool],
+    path: str = PATH,
+    readers: InlineReaders | None = None,
 ) -> list[Any]:
     """Sends a request from a client that goes away when ``gone`` says so of what it has received."""
 
     async def run() -> list[Any]:
         scripted.resumed = asyncio.Event()
-        service = Service(scripted, ["m"], readers=InlineReaders())
+        service = Service(scripted, ["m"], readers=readers or InlineReaders())
         await service.start()
         app = create_app(service)
         received: list[Any] = []
@@ -314,11 +336,33 @@ def test_a_client_that_leaves_a_stream_cancels_its_answers() -> None:
     assert [stream.cancelled for stream in scripted.streams] == [True, True]
 
 
-def test_a_client_that_does_not_wait_cancels_its_answer() -> None:
+def test_a_client_that_does_not_wait_cancels_its_answer(caplog: pytest.LogCaptureFixture) -> None:
     scripted = ScriptedEngine()
     scripted.pauses_at = 4
-    run_until_gone(scripted, CHAT, lambda _: bool(scripted.streams))
+    with caplog.at_level(logging.INFO, "selfspec"):
+        run_until_gone(scripted, CHAT, lambda _: bool(scripted.streams))
     assert scripted.streams[0].cancelled
+    (line,) = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    assert (line["status"], line["answer"]) == (499, "cancelled")
+
+
+class WaitingReaders(InlineReaders):
+    """Has no place for a body until its client has left."""
+
+    async def run(self, do: Callable[[RequestReader, bytes], Any], body: bytes, given_up: GivenUp | None = None) -> Any:
+        assert given_up is not None
+        while not await given_up():
+            await asyncio.sleep(0)
+        raise ApiError(499, "the client has gone away")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(PATH, CHAT), (PATH, {**CHAT, "stream": True}), ("/tokenize", {"prompt": "a"})]
+)
+def test_a_client_that_leaves_while_its_body_waits_is_noticed(path: str, body: dict[str, Any]) -> None:
+    scripted = ScriptedEngine()
+    run_until_gone(scripted, body, lambda _: True, path, WaitingReaders())
+    assert not scripted.streams
 
 
 @pytest.mark.parametrize(

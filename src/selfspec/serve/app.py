@@ -173,8 +173,8 @@ def _writing(service: Service, interface: str) -> Callable[[Request], Awaitable[
     """A route that writes text."""
 
     async def answer(request: Request) -> Response:
-        state = request.state
-        reply = await service.answer(interface, await _json_body(request), state.request_id, state.scope)
+        body, state = await _json_body(request), request.state
+        reply = await service.answer(interface, body, state.request_id, state.scope, request.is_disconnected)
         return await _answer(reply, request)
 
     return answer
@@ -184,7 +184,7 @@ def _reading(service: Service, do: Callable[[RequestReader, bytes], bytes]) -> C
     """A route that reads a request and answers with what was found in it."""
 
     async def read(request: Request) -> Response:
-        return _json(await service.read(do, await _json_body(request)))
+        return _json(await service.read(do, await _json_body(request), request.is_disconnected))
 
     return read
 

@@ -165,7 +165,7 @@ class BodyLimit:
                 text = f"the body did not arrive within {self._most_seconds:g} seconds, or slowly while others waited"
                 raise ApiError(408, text, code="timeout")
         except ApiError as error:
-            await respond(error, scope, close=True)(scope, receive, send)
+            await respond(error, scope, close=bool(_header(scope, b"expect")))(scope, receive, send)
             return
         if body is None:  # the client went away
             return
@@ -219,13 +219,14 @@ def _too_large(most: int) -> ApiError:
 def respond(error: ApiError, scope: Scope, *, close: bool = False) -> JSONResponse:
     """The response of an error to a request, to ``/v1/messages`` in Anthropic's form.
 
-    With ``close`` it is the last on its connection.
+    With ``close`` it is the last on its connection: the body of a client that asks before it sends one may never come.
+    Others' bodies are read to their end, and dropped: before that, many clients do not look for an answer.
     """
     body = error.body
     if _is_anthropics(scope):
         body = {**error.messages_body, "request_id": scope["state"]["request_id"]}
     response = JSONResponse(body, error.status, error.headers)
-    if close:  # what is left of the body would be read as the next request
+    if close:
         response.headers["Connection"] = "close"
     return response
 

@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ import anyio
 from anyio import to_process, to_thread
 
 from selfspec.errors import QueueFullError
+from selfspec.serve.api_errors import ApiError
 from selfspec.serve.reader import RequestReader, read, too_much
 
 LARGE = 64 * 2**10
@@ -32,6 +33,8 @@ _NICENESS = 5
 """Tokens of answers come first."""
 
 Result = TypeVar("Result")
+GivenUp = Callable[[], Awaitable[bool]]
+"""Whether the client that waits for something has gone away."""
 
 
 class ReaderPool:
@@ -57,11 +60,13 @@ class ReaderPool:
             for _ in range(self._count):
                 group.start_soon(self._start_one)
 
-    async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
-        """What a method of the reader makes of a body.
+    async def run(
+        self, do: Callable[[RequestReader, bytes], Result], body: bytes, given_up: GivenUp | None = None
+    ) -> Result:
+        """What a method of the reader makes of a body, unless the client has given it up while it waited.
 
         Raises:
-            ApiError: the body is refused, or takes too long.
+            ApiError: the body is refused, given up, or takes too long.
             QueueFullError: too many bodies wait, or this one has waited too long.
         """
         most = _MOST_LARGE_WAITING if len(body) > LARGE else _MOST_WAITING
@@ -76,6 +81,8 @@ class ReaderPool:
                     await places.enter_async_context(self._places)
                 if waited.cancelled_caught:
                     raise QueueFullError("other requests take long to be read; try again later")
+                if given_up is not None and await given_up():
+                    raise ApiError(499, "the client has gone away")
                 return await self._run(do, body)
         finally:
             self._waiting -= 1

@@ -55,8 +55,11 @@ class Reply:
         return all(answer.result is not None for answer in self._answers)
 
     def close(self) -> None:
-        """Cancels what is still being written."""
+        """Cancels what is still being written; what nobody has read to its end was given up."""
         self._deadline.cancel()
+        if self.outcome == "open":
+            self.outcome = "cancelled"
+            self._metrics.cancelled.inc()
         for answer in self._answers:
             if answer.result is None:
                 answer.stream.cancel()
@@ -166,10 +169,6 @@ class Reply:
         except Exception:
             self.outcome = "failed"
             self._metrics.failed.inc()
-            raise
-        except BaseException:  # the client went away
-            self.outcome = "cancelled"
-            self._metrics.cancelled.inc()
             raise
         finally:
             self.close()

@@ -16,7 +16,7 @@ from selfspec.serve.interfaces.response_bodies import ResponseBodies
 from selfspec.serve.limits import Limits
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.parameters import check_logprobs, choices_of, fields_of, to_params
-from selfspec.serve.pool import ReaderPool
+from selfspec.serve.pool import GivenUp, ReaderPool
 from selfspec.serve.reader import Prepared, RequestReader, renaming, unknown_model
 from selfspec.serve.reply import Reply
 from selfspec.serve.responses import ModelCard, ModelList, ServedMethods
@@ -114,7 +114,7 @@ class Service:
         if self.draining:
             raise ApiError(503, "the server is about to end and takes no more requests", code="draining", retry=True)
 
-    async def answer(self, interface: str, body: bytes, request_id: str, scope: str = "") -> Reply:
+    async def answer(self, interface: str, body: bytes, request_id: str, scope: str, given_up: GivenUp) -> Reply:
         """Begins to answer a request of one of the ``INTERFACES``, whose names errors give to its fields.
 
         Raises ``ApiError`` if it does not fit, ``SelfSpecError`` if none can be taken now. Requests of one ``scope``
@@ -123,15 +123,15 @@ class Service:
         read, make_bodies = INTERFACES[interface]
         self.check_ready()
         self.engine.queue.check_room()
-        prepared = await self.read(read, body)
+        prepared = await self.read(read, body, given_up)
         with renaming(prepared.names):
             bodies = make_bodies(prepared, self._adapter(prepared) or self.names[0], self.engine.tokenizer)
             return await self._submit(prepared, bodies, request_id, scope)
 
-    async def read(self, do: Callable[[RequestReader, bytes], T], body: bytes) -> T:
+    async def read(self, do: Callable[[RequestReader, bytes], T], body: bytes, given_up: GivenUp) -> T:
         """What the reader does with a body, in a process of its own."""
         self.check_health()
-        return await self._readers.run(do, body)
+        return await self._readers.run(do, body, given_up)
 
     def models(self) -> ModelList:
         """The models that are served: one, under each of its names, and its adapters."""
