@@ -206,6 +206,20 @@ def test_a_signal_does_not_wait_for_a_text_that_takes_long_to_encode(tmp_path: P
 
 
 @pytest.mark.slow
+def test_what_is_not_complete_when_the_time_is_over_ends_with_an_error(chat_model: str) -> None:
+    with serving(chat_model, "--method", "autoregressive", "--drain-seconds", "0.05") as server:
+        body = {"prompt": "abc", "max_tokens": 900, "n": 16, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        server.process.communicate(timeout=PATIENCE)
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+    assert server.process.returncode == 0
+
+
+@pytest.mark.slow
 def test_the_second_signal_ends_it_at_once(chat_model: str) -> None:
     with serving(chat_model, "--method", "autoregressive") as server, server.long_answer():
         server.process.send_signal(signal.SIGTERM)

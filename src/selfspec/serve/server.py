@@ -91,6 +91,12 @@ class Server(uvicorn.Server):
             self.should_exit = True
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends what is still being written, so that clients are told, and then all connections."""
+        if self._service.loaded:
+            await self._service.engine.queue.close(drain=False)
+        await super().shutdown(sockets)
+
 
 def settle_process() -> None:
     """Prepares a process that has loaded its model for answering."""
