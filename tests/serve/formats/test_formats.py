@@ -241,6 +241,37 @@ def test_values_in_tags_have_the_types_of_the_schema() -> None:
     assert called(parts) == [("f", values)]
 
 
+EITHER = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize("name", ["qwen-coder", "glm"])
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (EITHER, "123", "123"),
+        (EITHER, "true", "true"),
+        (EITHER, '{"a": 1}', '{"a": 1}'),
+        (EITHER, "null", None),
+        (EITHER, '"123"', "123"),  # as a call that is forced has it
+        ({"type": ["string", "null"]}, '"a"', "a"),
+        ({"oneOf": [{"type": "string"}, {"type": "array"}]}, "[1]", [1]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "2", 2),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["boolean", "null"]}, "None", None),
+        ({"type": "string"}, "True", "True"),
+        ({"type": 3, "anyOf": 5}, "True", "True"),
+        ({}, "False", "False"),
+    ],
+)
+def test_values_in_tags_of_several_types(name: str, schema: dict[str, Any], text: str, value: Any) -> None:
+    """Templates write what is no string into earlier calls as Python does, and models after them."""
+    call = {
+        "qwen-coder": f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>",
+        "glm": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+    }[name]
+    assert called(MADE[name].read(call, tools={"f": {"properties": {"a": schema}}})) == [("f", {"a": value})]
+
+
 def test_a_call_that_never_comes_to_a_name_is_not_held_for_ever() -> None:
     model = MADE["hermes"]
     text = '<tool_call>{"arguments": "' + "x" * (MOST_HELD + 10)

@@ -9,6 +9,12 @@ from selfspec.serve.formats.calls import CallFormat
 from selfspec.serve.formats.lark import Rules, argument_schema
 from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
 
+_PYTHON = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null", None)}
+"""Values as templates write them into earlier calls, and models after them, with their types."""
+
+_JSON: Mapping[type, str] = {str: "string", dict: "object", list: "array"}
+"""Types of JSON that are meant as such where a schema takes them and strings."""
+
 
 @dataclass(frozen=True)
 class TaggedCalls(CallFormat):
@@ -111,15 +117,29 @@ def _is_text(schema: Mapping[str, Any]) -> bool:
 
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
-    """What the text of an argument stands for: JSON, unless the schema takes strings too and it is none."""
+    """What the text of an argument stands for: JSON, unless it is none, or the schema takes strings but not that.
+
+    Calls that are forced have JSON wherever the schema takes more than strings.
+    """
+    kinds = _kinds(schema)
     try:
         value = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
-        return text
-    kinds = schema.get("type")
-    if isinstance(kinds, list) and "string" in kinds and value is not None:
+        kind, value = _PYTHON.get(text.strip(), ("", text))
+        return value if kind in kinds else text
+    if "string" in kinds and value is not None and _JSON.get(type(value), "") not in kinds:
         return text
     return value
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[Any]:
+    """The types of a schema, those of its alternatives included."""
+    alternatives = [schema, *(each for key in ("anyOf", "oneOf") for each in _listed(schema.get(key)))]
+    return [kind for each in alternatives if isinstance(each, dict) for kind in _listed(each.get("type"))]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _escaped(text: str) -> str:
