@@ -47,6 +47,50 @@ def test_those_at_the_beginning_are_one_and_later_ones_are_kept(path: str, templ
     assert text == f"system: One.\n\nTwo.|user: Hi|assistant: Yes?|{late}: Three.|user: Go|"
 
 
+ALTERNATING = (
+    "{% set ns = namespace(users=0) %}{% for message in messages %}"
+    "{% if message.role == 'assistant' and not message.tool_calls %}{% set ns.users = 0 %}"
+    "{% elif message.role == 'user' %}{% set ns.users = ns.users + 1 %}{% endif %}"
+    "{% if ns.users > 1 or (message.role == 'system' and not loop.first) %}{{ raise_exception('no') }}{% endif %}"
+    + LINE
+    + "{% endfor %}"
+)
+"""As Mistral's: calls and what tools found do not count."""
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_messages_of_the_user_in_a_row_are_one_where_the_template_takes_no_more(path: str) -> None:
+    """As Codex begins its chats; and system messages on the way are the user's."""
+    engine = ScriptedEngine(chat_template=ALTERNATING)
+    with make_client(engine) as client:
+        answer = client.post(path, json=REQUESTS[path])
+    assert answer.status_code == 200, answer.text
+    text = engine.tokenizer.decode(engine.asked[0][0])
+    assert text == "system: One.\n\nTwo.|user: Hi|assistant: Yes?|user: Three.\n\nGo|"
+
+
+def test_a_system_message_is_the_users_where_the_template_takes_none() -> None:
+    """As Gemma 2's."""
+    engine = ScriptedEngine(chat_template=ALTERNATING.replace(" and not loop.first", ""))
+    with make_client(engine) as client:
+        assert client.post("/v1/chat/completions", json={"messages": turns()}).status_code == 200
+    text = engine.tokenizer.decode(engine.asked[0][0])
+    assert text == "user: One.\n\nTwo.\n\nHi|assistant: Yes?|user: Three.\n\nGo|"
+
+
+def test_what_claude_code_adds_to_a_result_is_of_the_tool_where_the_template_takes_no_more() -> None:
+    engine = ScriptedEngine(chat_template=ALTERNATING)
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    found = [{"type": "tool_result", "tool_use_id": "t", "content": "2"}, {"type": "text", "text": "Be brief."}]
+    messages = [("user", "Hi"), ("assistant", [use]), ("user", found), ("assistant", "Two."), ("user", "Thanks")]
+    body = {"max_tokens": 9, "messages": [{"role": role, "content": content} for role, content in messages]}
+    with make_client(engine) as client:
+        answer = client.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    text = engine.tokenizer.decode(engine.asked[0][0])
+    assert text == "user: Hi|assistant: |tool: 2\n\nBe brief.|assistant: Two.|user: Thanks|"
+
+
 def test_one_system_message_stays_as_it_is() -> None:
     engine = ScriptedEngine(chat_template=STRICT)
     with make_client(engine) as client:

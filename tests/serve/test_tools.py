@@ -86,6 +86,34 @@ def test_one_call_where_they_are_not_parallel() -> None:
     assert len(message["tool_calls"]) == 1
 
 
+def test_text_and_reasoning_of_a_call_where_the_template_takes_one() -> None:
+    """As that of gpt-oss: otherwise the chat could not go on."""
+    is_both = "message.tool_calls and message.thinking and message.content"
+    both = "{% if " + is_both + " %}{{ raise_exception('both') }}{% endif %}"
+    said = "{{ message.role }} {{ message.content }} {{ message.thinking }}"
+    engine = ScriptedEngine(chat_template="{% for message in messages %}" + both + said + "{% endfor %}")
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    said_before = {"role": "assistant", "content": "I add.", "reasoning_content": "Hm."}
+    ask(engine, messages=[{**said_before, "tool_calls": [call]}])
+    assert prompt(engine) == "assistant  Hm."
+    ask(engine, messages=[said_before])
+    assert prompt(engine) == "assistant I add. Hm."
+
+
+@pytest.mark.parametrize("otherwise", ["{{ raise_exception('one') }}", ""])
+def test_one_call_where_the_template_takes_no_more(otherwise: str) -> None:
+    """Llama 3's refuse a message with two, so that the chat could not go on; others write the first alone."""
+    call = '{"name": "add", "parameters": {"a": 1}}'
+    one = "{% if message.tool_calls | length > 1 %}" + otherwise + "{% endif %}{{ message.tool_calls[0] }}"
+    each = "{{ message.role }}{% if message.tool_calls %}" + one + "{% endif %}"
+    words = '{# {"name": name, "parameters": dictionary} #}'
+    engine = scripted(f"{call}; {call}", "llama")
+    engine.tokenizer.chat_template = "{% for message in messages %}" + each + "{% endfor %}{{ tools }}" + words
+    message = ask(engine, tools=TOOLS)["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    ask(engine, messages=[*HELLO, message, {"role": "tool", "content": "3"}], tools=TOOLS)
+
+
 def test_tools_their_calls_and_results_reach_the_template() -> None:
     engine = scripted()
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -105,6 +133,20 @@ def test_templates_write_arguments_as_they_like(written: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": "b"}'}}
     ask(engine, messages=[*HELLO, {"role": "assistant", "tool_calls": [call]}])
     assert json.loads(prompt(engine).strip("x")) == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [('{"a": 1}', "a=1"), ("", ""), ("[1]", "arguments=[1]"), ('{"a": 1', 'arguments={"a": 1'), ("1", "arguments=1")],
+)
+def test_arguments_that_are_no_object_end_no_chat(arguments: str, written: str) -> None:
+    """A client sends a call back as the model wrote it, and templates go through its arguments."""
+    each = "{% for name, value in message.tool_calls[0].function.arguments | items %}{{ name }}={{ value }}{% endfor %}"
+    said = "{{ message.role }} {% if message.tool_calls %}" + each + "{% endif %}"
+    engine = ScriptedEngine(chat_template="{% for message in messages %}" + said + "{% endfor %}")
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    ask(engine, messages=[*HELLO, {"role": "assistant", "tool_calls": [call]}])
+    assert prompt(engine) == f"user assistant {written}"
 
 
 def test_ids_are_short_where_templates_take_no_others() -> None:

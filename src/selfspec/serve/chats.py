@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from selfspec.serve.api_errors import invalid
-from selfspec.serve.formats.dialect import Asked, Dialect
+from selfspec.serve.formats.dialect import REASONING, Asked, Dialect
 from selfspec.serve.forms import asked_form
 from selfspec.serve.requests import (
     AllowedTools,
@@ -49,14 +49,15 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
     elif isinstance(choice, (ChatAllowedTools, AllowedTools)):
         allowed = choice.allowed_tools if isinstance(choice, ChatAllowedTools) else choice
         names, must_call = allowed.names, allowed.mode == "required"
+    # A model that has to call seldom stops by itself, so it calls once unless the client asks for more.
+    parallel = request.parallel_tool_calls is True if must_call else request.parallel_tool_calls is not False
     for name in names:
         if name not in schemas:
             raise invalid(f"tool_choice names '{name:.64}', which is not among the tools", "tool_choice")
     return Asked(
         {name: schemas[name] for name in names},
         must_call=must_call,
-        # A model that has to call seldom stops by itself, so it calls once unless the client asks for more.
-        parallel=request.parallel_tool_calls is True if must_call else request.parallel_tool_calls is not False,
+        parallel=parallel and dialect.takes_several_calls,  # else the chat could not go on
         strict=dialect.can_be_strict() and any(tool.function.strict for tool in tools),
         form=None if form is None else form[0],
     )
@@ -132,7 +133,7 @@ def as_dicts(messages: Sequence[Message], dialect: Dialect) -> list[dict[str, An
     """Messages as the chat template takes them.
 
     System messages at the beginning are one, since many templates know one alone; a later one is the user's where the
-    template refuses it.
+    template refuses it. Messages of the user that follow each other are one where it refuses that.
     """
     given = [_as_dict(message, dialect) for message in messages]
     first = next((index for index, each in enumerate(given) if each["role"] != "system"), len(given))
@@ -140,9 +141,20 @@ def as_dicts(messages: Sequence[Message], dialect: Dialect) -> list[dict[str, An
         text = "\n\n".join(each["content"] for each in given[:first] if each["content"])
         given[:first] = [{**given[0], "content": text}]
     if not dialect.takes_late_system:
-        for each in given[1:]:
+        for each in given[1:] if dialect.takes_system else given:
             each["role"] = "user" if each["role"] == "system" else each["role"]
-    return given
+    return _alternating(given) if dialect.alternates else given
+
+
+def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in which none of the user follows another one, or what a tool found: their texts are joined."""
+    kept: list[dict[str, Any]] = []
+    for each in messages:
+        if each["role"] == "user" and kept and kept[-1]["role"] in ("user", "tool"):
+            kept[-1]["content"] += f"\n\n{each['content']}"
+        else:
+            kept.append(each)
+    return kept
 
 
 def _as_dict(message: Message, dialect: Dialect) -> dict[str, Any]:
@@ -152,8 +164,9 @@ def _as_dict(message: Message, dialect: Dialect) -> dict[str, Any]:
         given["name"] = message.name
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
-        names = ("reasoning_content", "reasoning", "thinking")
-        given |= {name: reasoning for name in names if dialect.reads(name)}
+        given |= {name: reasoning for name in REASONING if dialect.reads(name)}
+        if message.tool_calls and dialect.text_or_reasoning:
+            given["content"] = ""
     if message.tool_calls:
         given["tool_calls"] = [
             {
@@ -179,12 +192,16 @@ def _thinks(request: ChatRequest) -> bool | None:
 
 def _arguments(text: str, dialect: Dialect) -> Any:
     """Arguments as the template takes them."""
-    if dialect.arguments_as_text:
-        return text
+    return text if dialect.arguments_as_text else as_object(text)
+
+
+def as_object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object; those that were cut off, or are none, as text in it."""
     try:
-        return json.loads(text)
+        found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return text
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def _id(given: str, dialect: Dialect) -> str:

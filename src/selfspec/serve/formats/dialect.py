@@ -21,7 +21,10 @@ _KEY, _SAID = "argument", "what was said"
 Tools = Mapping[str, Mapping[str, Any]]
 """The JSON schemas of the arguments of tools, by name."""
 
-_KNOWN = ("tools", "reasoning_effort", "enable_thinking", "thinking", "reasoning_content", "reasoning")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names that templates have for the reasoning of a message."""
+
+_KNOWN = ("tools", "reasoning_effort", "enable_thinking", *REASONING)
 """Variables of templates, and keys of messages, that a template may read."""
 
 
@@ -53,7 +56,11 @@ class Dialect:
     Attributes:
         short_ids: whether the template takes ids of calls of nine characters alone, as Mistral's do.
         arguments_as_text: whether it adds the arguments of calls to texts, and does not write an object as JSON itself.
-        takes_late_system: whether it writes a system message that is not the first one.
+        takes_system: whether it writes a system message that is the first one, which Gemma 2's refuses.
+        takes_late_system: whether it writes one that is not.
+        alternates: whether it takes no message of the user after another one, as Mistral's and Gemma's.
+        takes_several_calls: whether it writes two calls of a message; Llama 3's refuses them, gpt-oss's drops one.
+        text_or_reasoning: whether it takes no text and reasoning together in a message with calls, as that of gpt-oss.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -64,8 +71,17 @@ class Dialect:
         self._calls = choose_calls(self.template, self._marks)
         self._thinking = choose_thinking(self.template, self._marks)
         self.short_ids = "[TOOL_CALLS]" in self.template
-        self.takes_late_system = _takes_late_system(tokenizer)
+        self.takes_system = _takes_system(tokenizer)
+        self.takes_late_system = _takes_system(tokenizer, "system", "user", "assistant")
+        one, two = (_render(tokenizer, [{"role": "user", "content": "a"}] * count) for count in (1, 2))
+        self.alternates = one is not None and two is None
         self.arguments_as_text = not _writes(tokenizer, {_KEY: 1}) and _writes(tokenizer, json.dumps({_KEY: 1}))
+        arguments = json.dumps({_KEY: 1}) if self.arguments_as_text else {_KEY: 1}
+        none, one, two = (_render(tokenizer, _calling(arguments, count)) for count in range(3))
+        self.takes_several_calls = one in (None, none) or two not in (None, one)
+        said = ({"content": "a"}, {"content": "a", **dict.fromkeys(REASONING, "b")})
+        text, both = (_render(tokenizer, _calling(arguments, more=each)) for each in said)
+        self.text_or_reasoning = both is None and text is not None
 
     def reads(self, name: str) -> bool:
         """Whether the template reads a variable, or a key of messages."""
@@ -169,20 +185,24 @@ def _with_form(grammar: str, form: Constraint | None) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": form.text}]})
 
 
-def _takes_late_system(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template writes a system message that follows others; some refuse it, some leave it out."""
-    turns = [("system", "a"), ("user", "b"), ("assistant", "c"), ("system", _SAID), ("user", "d")]
+def _takes_system(tokenizer: PreTrainedTokenizerBase, *before: str) -> bool:
+    """Whether the chat template writes a system message after those of some roles; some refuse it or leave it out."""
+    turns = [*((role, "a") for role in before), ("system", _SAID), ("user", "b")]
     text = _render(tokenizer, [{"role": role, "content": content} for role, content in turns])
     return text is not None and _SAID in text
 
 
 def _writes(tokenizer: PreTrainedTokenizerBase, arguments: object) -> bool:
     """Whether the chat template can write the arguments of a call, given in this form, and not in Python's notation."""
-    call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    text = _render(
-        tokenizer, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    )
+    text = _render(tokenizer, _calling(arguments))
     return text is not None and f"'{_KEY}'" not in text
+
+
+def _calling(arguments: object, count: int = 1, more: Mapping[str, str] | None = None) -> list[Any]:
+    """A chat with calls of a tool, and more in their message."""
+    call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    answer = {"role": "assistant", "content": "", **(more or {}), "tool_calls": [call] * count}
+    return [{"role": "user", "content": "a"}, answer]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, chat: list[Any]) -> str | None:
@@ -200,4 +220,4 @@ def _names_in(template: str) -> set[str]:
     except TemplateError:  # a template with extensions of transformers; its words have to do
         variables = set(_KNOWN)
     keys = {name for name in _KNOWN if name in template}
-    return keys & (variables | {"thinking", "reasoning_content", "reasoning"})
+    return keys & (variables | {*REASONING})

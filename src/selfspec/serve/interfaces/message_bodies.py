@@ -1,6 +1,5 @@
 """From answers to the bodies and events of ``/v1/messages``."""
 
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from selfspec.serve.answer import Answer, Block, Growth
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.chats import as_object
 from selfspec.serve.responses import Usage, cached_tokens
 from selfspec.types import TextPiece
 
@@ -87,7 +87,7 @@ def _block(block: Block, *, whole: bool) -> dict[str, Any]:
     """A block, or what it is before anything is in it."""
     text = block.text if whole else ""
     if block.kind == "call":
-        return {"type": "tool_use", "id": block.id, "name": block.name, "input": _input(text) if whole else {}}
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": as_object(text) if whole else {}}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "text", "text": text, "citations": None}
@@ -100,15 +100,6 @@ def _delta(block: Block, text: str) -> dict[str, Any]:
         case "reasoning":
             return {"type": "thinking_delta", "thinking": text}
     return {"type": "text_delta", "text": text}
-
-
-def _input(arguments: str) -> Any:
-    """The arguments of a call as an object; one that was cut off, or is none, as text in it."""
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def _stop(answer: Answer) -> dict[str, Any]:
