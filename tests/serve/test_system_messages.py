@@ -14,6 +14,12 @@ STRICT = (
 SILENT = (
     "{% for message in messages %}{% if message.role != 'system' or loop.first %}" + LINE + "{% endif %}{% endfor %}"
 )
+LATEST = (
+    "{% set ns = namespace(said='') %}{% for message in messages if message.role == 'system' %}"
+    "{% set ns.said = message.content %}{% endfor %}system: {{ ns.said }}|"
+    "{% for message in messages if message.role != 'system' %}" + LINE + "{% endfor %}"
+)
+"""As DeepSeek R1's, the last system message alone."""
 LENIENT = "{% for message in messages %}" + LINE + "{% endfor %}"
 SAID = [
     ("system", "One."),
@@ -37,7 +43,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-@pytest.mark.parametrize(("template", "late"), [(STRICT, "user"), (SILENT, "user"), (LENIENT, "system")])
+@pytest.mark.parametrize(
+    ("template", "late"), [(STRICT, "user"), (SILENT, "user"), (LATEST, "user"), (LENIENT, "system")]
+)
 def test_those_at_the_beginning_are_one_and_later_ones_are_kept(path: str, template: str, late: str) -> None:
     engine = ScriptedEngine(chat_template=template)
     with make_client(engine) as client:
@@ -76,6 +84,15 @@ def test_a_system_message_is_the_users_where_the_template_takes_none() -> None:
         assert client.post("/v1/chat/completions", json={"messages": turns()}).status_code == 200
     text = engine.tokenizer.decode(engine.asked[0][0])
     assert text == "user: One.\n\nTwo.\n\nHi|assistant: Yes?|user: Three.\n\nGo|"
+
+
+def test_a_template_for_chats_with_tools_alone_takes_a_system_message() -> None:
+    """As the one of two that Hermes has."""
+    engine = ScriptedEngine(chat_template="{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + LENIENT)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with make_client(engine) as client:
+        assert client.post("/v1/chat/completions", json={"messages": turns()[1:3], "tools": tools}).status_code == 200
+    assert engine.tokenizer.decode(engine.asked[0][0]) == "system: Two.|user: Hi|"
 
 
 def test_what_claude_code_adds_to_a_result_is_of_the_tool_where_the_template_takes_no_more() -> None:

@@ -71,10 +71,10 @@ class Dialect:
         self._calls = choose_calls(self.template, self._marks)
         self._thinking = choose_thinking(self.template, self._marks)
         self.short_ids = "[TOOL_CALLS]" in self.template
-        self.takes_system = _takes_system(tokenizer)
-        self.takes_late_system = _takes_system(tokenizer, "system", "user", "assistant")
         one, two = (_render(tokenizer, [{"role": "user", "content": "a"}] * count) for count in (1, 2))
         self.alternates = one is not None and two is None
+        self.takes_system = one is None or _takes_system(tokenizer)  # some take no chat without tools
+        self.takes_late_system = _takes_system(tokenizer, "system", "user", "assistant")
         self.arguments_as_text = not _writes(tokenizer, {_KEY: 1}) and _writes(tokenizer, json.dumps({_KEY: 1}))
         arguments = json.dumps({_KEY: 1}) if self.arguments_as_text else {_KEY: 1}
         none, one, two = (_render(tokenizer, _calling(arguments, count)) for count in range(3))
@@ -186,10 +186,10 @@ def _with_form(grammar: str, form: Constraint | None) -> str:
 
 
 def _takes_system(tokenizer: PreTrainedTokenizerBase, *before: str) -> bool:
-    """Whether the chat template writes a system message after those of some roles; some refuse it or leave it out."""
-    turns = [*((role, "a") for role in before), ("system", _SAID), ("user", "b")]
-    text = _render(tokenizer, [{"role": role, "content": content} for role, content in turns])
-    return text is not None and _SAID in text
+    """Whether the chat template writes a system message after others; some refuse it, or leave out one of two."""
+    turns = [(role, f"{_SAID} {index}") for index, role in enumerate((*before, "system", "user"))]
+    text = _render(tokenizer, [{"role": role, "content": said} for role, said in turns])
+    return text is not None and all(said in text for role, said in turns if role == "system")
 
 
 def _writes(tokenizer: PreTrainedTokenizerBase, arguments: object) -> bool:
