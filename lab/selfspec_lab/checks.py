@@ -99,6 +99,7 @@ RULE = (
     "says, is *refuted* if the interval is below, and is *undecided* otherwise. The power is the chance that the test "
     "finds the difference that the paper reports, or the difference that it finds with a chance of 0.8. A claim holds "
     "if all its parts do, and is refuted if one of them is. A part *not counted* is a theorem, could not have failed, "
-    "or is about the clock of this machine. Two settings that ran the same rounds on a prompt are not compared on it."
+    "or is about the clock of this machine. An interval is that of one part, not widened for the number of parts. Two "
+    "settings that ran the same rounds on a prompt are not compared on it."
 )
 """How statuses are decided, for pages."""

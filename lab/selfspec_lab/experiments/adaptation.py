@@ -219,7 +219,7 @@ def _check_home(scores: Data) -> Check:
         other = max((name for name in DOMAINS if name != domain), key=lambda name: means[name][domain])
         gains += np.subtract(scores[domain][domain], scores[other][domain]).tolist()
     return compare(
-        "On every domain the set tuned on it has a higher matchness than the best set of another domain",
+        "Over the domains, the set tuned on one has a higher matchness there than the best set of another, on average",
         gains,
         f"best on {sum(domain == name for domain, name in best.items())} of {len(best)}; {figure}",
         what="gain of a text",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from selfspec_lab.checks import Check, compare, not_applicable
 from selfspec_lab.papers.costs import SELECTION
 from selfspec_lab.papers.figures import PromptFigures
-from selfspec_lab.papers.tables import Table
+from selfspec_lab.papers.tables import Reported, Table
 
 PLAIN = "plain decoding"
 
@@ -17,17 +17,21 @@ Figures = Mapping[str, Sequence[PromptFigures]]
 
 
 class Order(NamedTuple):
-    """Two methods of which the paper finds the first faster, with the mean logarithm of the ratio where it has one."""
+    """Two methods of which the paper finds the first faster, with the logarithm of the ratio where it has one."""
 
     first: str
     second: str
     effect: float | None
 
 
-def claimed_order(table: Table) -> list[Order]:
+def claimed_order(table: Table, model: Reported) -> list[Order]:
     """The pairs of methods that are in one order on all models of the paper; none of a picture without numbers.
 
     Plain decoding is one of the methods. A method's speedup on a model is the overall one, or the mean over the tasks.
+
+    Args:
+        table: the table.
+        model: the paper's model whose ratios are given.
     """
     if table.order:
         return [Order(first, second, None) for first, second in table.order]
@@ -41,9 +45,9 @@ def claimed_order(table: Table) -> list[Order]:
         if len(ratios) < len(each):
             continue
         if all(ratio > 0 for ratio in ratios):
-            orders.append(Order(one, other, statistics.fmean(ratios)))
+            orders.append(Order(one, other, ratios[table.models.index(model)]))
         elif all(ratio < 0 for ratio in ratios):
-            orders.append(Order(other, one, -statistics.fmean(ratios)))
+            orders.append(Order(other, one, -ratios[table.models.index(model)]))
     return orders
 
 
@@ -57,18 +61,19 @@ def _overall(table: Table, label: str, index: int) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def judge_table(table: Table, figures: Figures, unable: Mapping[str, str]) -> list[Check]:
+def judge_table(table: Table, model: Reported, figures: Figures, unable: Mapping[str, str]) -> list[Check]:
     """Decides the claims of a table.
 
     Args:
         table: the table.
+        model: the paper's model with which outputs are compared.
         figures: by method those of all prompts of all tasks.
         unable: by method, why these outputs cannot show what it does.
     """
     checks = (
         []
         if table.trend == "size"
-        else [check for order in claimed_order(table) for check in _judge_order(table, order, figures, unable)]
+        else [check for order in claimed_order(table, model) for check in _judge_order(table, order, figures, unable)]
     )
     if table.trend == "attention":
         checks += _judge_attention(figures)
@@ -86,7 +91,7 @@ def _judge_order(table: Table, order: Order, figures: Figures, unable: Mapping[s
     early = f"{len(every) - len(pairs)} prompts left out, whose outputs end before the first selection"
     if every and not pairs:
         return [not_applicable(statement, early)]
-    if order.first == PLAIN and all(other is not None and other.skipped is None for _, other in pairs):
+    if PLAIN in order[:2] and all(each is None or each.skipped is None for pair in pairs for each in pair):
         return [
             not_applicable(
                 statement, "rows of a verification are nearly free in the cost model, so it cannot be slower"

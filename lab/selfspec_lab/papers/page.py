@@ -63,7 +63,7 @@ def table_result(folder: Path) -> tuple[str, dict[str, Any]]:
         index = column["index"] if column["index"] is not None else 0
         for label, found in read_figures(run, table, model, index, task).items():
             figures[label] += found
-    checks = judge_table(table, figures, _unable(table, description, runs, measured))
+    checks = judge_table(table, model, figures, _unable(table, description, runs, measured))
     parts = [
         f"## {table.paper}, {table.place}: {measured}",
         _about(table, model, description, runs),

@@ -84,33 +84,46 @@ def test_equal_rounds_are_not_compared(measured: Path) -> None:
     table, run = find_table("del-1"), read_run(measured / "suite")
     figures = read_figures(run, table, table.models[0], 0, 0)
     same = {**figures, "FS": figures["LS"]}
-    checks = {check.statement: check for check in judge_table(table, same, {})}
+    checks = {check.statement: check for check in judge_table(table, table.models[0], same, {})}
     check = checks["FS is faster than LS, on the paper's machine"]
     assert check.status == "not applicable"
     assert "3 prompts left out" in check.figure
-    unable = judge_table(table, figures, dict.fromkeys(table.methods, "nothing pays"))
+    unable = judge_table(table, table.models[0], figures, dict.fromkeys(table.methods, "nothing pays"))
     assert {(check.status, check.figure) for check in unable} == {("not applicable", "nothing pays")}
+
+
+def outputs(speed: float, skipped: tuple[float, float] | None, count: int = 24) -> list[PromptFigures]:
+    """Figures of 24 prompts, on the first ``count`` of which layers were skipped."""
+    speedups = dict.fromkeys(MACHINES, speed)
+    return [
+        PromptFigures(0, str(index), speedups, 8, 32, 40, 24, 0.1, skipped if index < count else None, (speed,))
+        for index in range(24)
+    ]
+
+
+def test_drafts_that_cost_nothing_in_the_model_are_not_compared_with_plain_decoding() -> None:
+    table = find_table("swift-2")
+    figures = {"Parallel": outputs(1.1, None), "Lookahead": outputs(1.6, None), "SWIFT": outputs(1.2, (0.4, 0.4))}
+    checks = judge_table(table, table.models[0], figures, {})
+    found = {check.statement: check for check in checks}
+    for statement in ("plain decoding is faster than Parallel", "Lookahead is faster than plain decoding"):
+        assert found[statement].status == "not applicable"
+        assert "it cannot be slower" in found[statement].figure
+    assert found["SWIFT is faster than plain decoding, on the paper's machine"].status == "holds"
+    assert found["Lookahead is faster than Parallel, on the paper's machine"].status == "holds"
 
 
 def test_outputs_that_end_before_a_selection_decide_nothing() -> None:
     table = find_table("knapspec-2")
-
-    def outputs(speed: float, skipped: tuple[float, float] | None, count: int) -> list[PromptFigures]:
-        speedups = dict.fromkeys(MACHINES, speed)
-        return [
-            PromptFigures(0, str(index), speedups, 8, 32, 40, 24, 0.1, skipped if index < count else None, (speed,))
-            for index in range(24)
-        ]
-
     figures = {label: outputs(0.9, (0.3, 0.3), 24) for label in table.methods} | {
         "KnapSpec": outputs(1.2, (0.2, 0.4), 22)
     }
     name = "KnapSpec is faster than CLaSp, on the paper's machine"
-    [check] = [each for each in judge_table(table, figures, {}) if each.statement == name]
+    [check] = [each for each in judge_table(table, table.models[0], figures, {}) if each.statement == name]
     assert (check.status, check.test and check.test.pairs) == ("holds", 22)
     assert "2 prompts left out, whose outputs end before the first selection" in check.figure
     never = {**figures, "KnapSpec": outputs(1.2, None, 0)}
-    found = {each.statement: each for each in judge_table(table, never, {})}
+    found = {each.statement: each for each in judge_table(table, table.models[0], never, {})}
     assert found["KnapSpec is faster than CLaSp"].status == "not applicable"
 
 
