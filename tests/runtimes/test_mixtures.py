@@ -229,3 +229,20 @@ def test_experts_of_other_sizes_have_no_low_bit_weights() -> None:
     small = make(CONFIGS["mixtral"](hidden_size=72, num_attention_heads=1, head_dim=32), "small")
     with pytest.raises(errors.UnsupportedModelError, match=r"do not divide into groups|no multiple of 16"):
         Target(small).check_low_bit(Precision.of(8))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_experts_per_tok": 9},
+        {"n_group": 7},
+        {"n_group": 4, "topk_group": 1},
+        {"n_group": 3, "topk_group": 4},
+    ],
+    ids=str,
+)
+def test_a_router_that_chooses_more_than_there_is_never_runs_in_the_kernels(sizes: dict[str, int]) -> None:
+    """They would read and write outside their memory, or divide by zero; transformers' module says what is wrong."""
+    engine = Engine(make(CONFIGS["glm4"](**sizes), str(sizes)), method="autoregressive", runtime="compiled")
+    with pytest.raises(RuntimeError, match=r"is invalid for input|out of range"):
+        engine.generate(prompt(11), max_new_tokens=4)

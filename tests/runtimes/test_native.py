@@ -426,3 +426,20 @@ def test_a_native_forward_computes_what_modules_compute(name: str) -> None:
             stream, forward, _ = Request(PREFIX, 8).begin(chosen)
             outputs.append(chosen.run(stream, EVERYTHING, forward).hidden_states)
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_attention_heads": 5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.5}},
+    ],
+    ids=["heads", "rope"],
+)
+def test_heads_that_do_not_fit_never_run_in_the_kernels(sizes: dict[str, Any]) -> None:
+    """Five query heads for two key heads, or a rope that is longer than a head: torch says that shapes do not fit."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS["biased-experts"](**sizes)).eval()
+    engine = Engine(model, method="autoregressive", runtime="compiled")
+    with pytest.raises(RuntimeError, match=r"is invalid for input|exceeds dimension size"):
+        engine.generate([*range(1, 12)], max_new_tokens=4)

@@ -4,7 +4,7 @@ from typing import Any
 
 from selfspec.loading.gguf_family import Header
 from selfspec.loading.gguf_readers import expert_width, integers, numbers, reads
-from selfspec.loading.gguf_settings import Settings, refused
+from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 _SOFTMAX, _SIGMOID = 1, 2
 """Values of ``expert_gating_func``; files of DeepSeek-V2 may have none."""
@@ -48,7 +48,11 @@ def sigmoids_if_said(header: Header) -> dict[str, Any]:
 def read_groups(header: Header) -> dict[str, int]:
     """The groups of experts, and of how many a row uses some."""
     groups = header.settings.integer("expert_group_count", 1) or 1
-    return {"n_group": groups, "topk_group": header.settings.integer("expert_group_used_count", groups) or groups}
+    used = header.settings.integer("expert_group_used_count", groups) or groups
+    count = header.settings.integer("expert_count", 0)
+    if count % groups or used > groups:
+        raise damaged(f"this GGUF file uses {used} of {groups} groups of {count} experts")
+    return {"n_group": groups, "topk_group": used}
 
 
 read_mixture = reads(

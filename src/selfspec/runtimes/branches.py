@@ -54,6 +54,11 @@ class NativeBranch:
         return isinstance(self.weights, LatentWeights) or (self.attends and self.block.turns)
 
     @property
+    def turned(self) -> int:
+        """Most entries of a head that a rope can rotate."""
+        return int(self.block.turned if isinstance(self.weights, LatentWeights) else self.block.head_dim)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of its rows."""
         dtype: torch.dtype = self.block.products[0].dtype
@@ -139,7 +144,7 @@ def _describe(block: FusedBlock) -> Weights | None:
 def _describe_attention(block: FusedAttention) -> AttentionWeights | None:
     constants = find().constants
     fits = block.head_dim % constants["DIM_STEP"] == 0 and block.head_dim <= constants["MOST_DIM"]
-    if not fits or not _known(*block.head_norms):
+    if not fits or block.heads % block.key_heads or not _known(*block.head_norms):
         return None
     query_norm, key_norm = map(describe_norm, block.head_norms or (None, None))
     return _filled(

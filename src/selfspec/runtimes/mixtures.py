@@ -77,6 +77,11 @@ class CompiledMixture(FusedBlock):
         self._signature = signature(self.modules)
 
     @property
+    def can_choose(self) -> bool:
+        """Whether there are as many experts, and groups of them, as a row chooses, which the kernels do not look at."""
+        return 0 < self.top <= self.count and 0 < self.kept <= self.groups and self.count % self.groups == 0
+
+    @property
     def expert_weights(self) -> int:
         """Number of weights of all experts, of which rows read those that they choose."""
         return sum(math.prod(product.shape) for product in self.products[:2])
@@ -91,7 +96,10 @@ def compile_mixture(sublayer: Sublayer, family: Family) -> Sublayer:
     if family.mixture.exact or family.mixture.bias is not None:  # its router may be float32
         router = {id(weight) for weight in getattr(sublayer.module, family.mixture.router).parameters()}
         weights = [weight for weight in weights if id(weight) not in router]
-    return CompiledMixture(sublayer, family) if has_kernels(weights) else sublayer
+    if not has_kernels(weights):
+        return sublayer
+    mixture = CompiledMixture(sublayer, family)
+    return mixture if mixture.can_choose else sublayer
 
 
 def _is_own_mixture(sublayer: BranchSublayer, family: Family) -> bool:

@@ -84,7 +84,9 @@ class NativeForward:
         native = [branch for branch in branches if branch is not None]
         attention = [branch for branch in native if branch.attends]
         self._windows = list(dict.fromkeys(branch.block.window for branch in attention))
-        self._kinds = list(dict.fromkeys(branch.block.rope for branch in attention if branch.turns))
+        turned = [(branch.block.rope, branch.turned) for branch in attention if branch.turns]
+        self._turned = {kind: min(size for other, size in turned if other == kind) for kind, _ in turned}
+        self._kinds = list(self._turned)
         self._window_sizes = (c_long * len(self._windows))(*(window or 0 for window in self._windows))
         structures = (
             NativeSublayer() if branch is None else branch.structure(self._windows, self._kinds) for branch in branches
@@ -115,10 +117,13 @@ class NativeForward:
         return min((self.limits[index] for index in sublayers), default=self.most_rows)
 
     def takes(self, hidden_states: torch.Tensor, forward: Forward) -> bool:
-        """Whether the dtypes of a forward's rows and rotations are those that the kernels take."""
+        """Whether the dtypes of a forward's rows and rotations are those that the kernels take, and heads as long."""
         return hidden_states.dtype == self._dtype and all(
-            cosine.dtype in (self._dtype, torch.float32) and cosine.is_contiguous() and sine.is_contiguous()
-            for (cosine, sine), _ in map(forward.table, self._kinds)
+            cosine.dtype in (self._dtype, torch.float32)
+            and cosine.is_contiguous()
+            and sine.is_contiguous()
+            and cosine.shape[-1] <= most
+            for ((cosine, sine), _), most in zip(map(forward.table, self._kinds), self._turned.values(), strict=True)
         )
 
     def run(
