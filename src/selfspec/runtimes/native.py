@@ -207,7 +207,7 @@ class NativeForward:
         like, sublayers = self._like, requests[0].sublayers
         chained = [Chained(each, like) for each in requests]
         sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
-        rope.reserve(like, max(each.state.cache.length + each.limit for each in requests))
+        rope.reserve(like, max(each.state.cache.length + each.limit + 1 for each in requests))  # 1: a probe at the end
 
         structures = list(sequences)
 
