@@ -15,6 +15,9 @@ PLAIN = "plain decoding"
 
 Figures = Mapping[str, Sequence[PromptFigures]]
 
+Pair = tuple[PromptFigures | None, PromptFigures | None]
+"""Figures of two methods on one prompt; ``None`` is plain decoding."""
+
 
 class Order(NamedTuple):
     """Two methods of which the paper finds the first faster, with the logarithm of the ratio where it has one."""
@@ -97,20 +100,23 @@ def _judge_order(table: Table, order: Order, figures: Figures, unable: Mapping[s
                 statement, "rows of a verification are nearly free in the cost model, so it cannot be slower"
             )
         ]
+    different = [pair for pair in pairs if pair[0] is None or pair[1] is None or pair[0].trace != pair[1].trace]
+    texts = _by_text(different)
+    notes = [early] if len(pairs) < len(every) else []
+    if len(texts) < len(different):
+        notes.append(f"{len(different)} prompts of {len(texts)} texts, a mean for each")
     checks = []
     for machine, where in (("machine", "on the paper's machine"), ("clock", "by the clock here")):
-        ratios = [
-            math.log(_speed(one, machine) / _speed(other, machine))
-            for one, other in pairs
-            if one is None or other is None or one.trace != other.trace
-        ]
         checks.append(
             compare(
                 f"{statement}, {where}",
-                ratios,
-                early if len(pairs) < len(every) else "",
+                [
+                    statistics.fmean(math.log(_speed(one, machine) / _speed(other, machine)) for one, other in own)
+                    for own in texts
+                ],
+                "; ".join(notes),
                 effect=order.effect,
-                same=len(pairs) - len(ratios),
+                same=len(pairs) - len(different),
                 what="log of the ratio of speeds",
                 counts=machine == "machine",
             )
@@ -118,8 +124,17 @@ def _judge_order(table: Table, order: Order, figures: Figures, unable: Mapping[s
     return checks
 
 
-def _pairs(order: Order, figures: Figures) -> list[tuple[PromptFigures | None, PromptFigures | None]]:
-    """The prompts that both methods have figures of; ``None`` stands for plain decoding."""
+def _by_text(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The pairs of each text: what several prompts ask of one text is not independent."""
+    texts: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        text = next(each.text for each in pair if each is not None)
+        texts.setdefault(text, []).append(pair)
+    return list(texts.values())
+
+
+def _pairs(order: Order, figures: Figures) -> list[Pair]:
+    """The prompts that both methods have figures of."""
     by_prompt = [
         {(each.task, each.prompt): each for each in figures[label]} if label != PLAIN else None
         for label in (order.first, order.second)

@@ -25,6 +25,7 @@ class PromptFigures:
     Attributes:
         task: index of the column.
         prompt: key of the prompt.
+        text: what the prompt is about. The turns of a question share it, and so do the tasks that ask about one text.
         speedups: by name in ``MACHINES``.
         rounds: number of rounds.
         tokens: tokens that they committed.
@@ -38,6 +39,7 @@ class PromptFigures:
 
     task: int
     prompt: str
+    text: str
     speedups: Mapping[str, float]
     rounds: int
     tokens: int
@@ -65,13 +67,21 @@ def read_figures(run: Run, table: Table, model: Reported, column: int, task: int
     new_tokens, layers = int(run.fields["options"]["max_new_tokens"]), run.sublayers // 2
     profile = ProfileCost.from_profile({"layers": layers, "rows": run.fields["rows"]})
     machine = roofline_cost(model.device or table.device, model.shape(column), bits=model.bits)
+    texts = text_of([prompt["key"] for prompt in run.fields["prompts"]])
     found: dict[str, list[PromptFigures]] = {}
     for label, row in table.methods.items():
         costs: dict[str, CostModel] = {"machine": machine, "rule": RuleCost(), "profile": profile}
         settings = run.fields["settings"].get(label, {})
         found[label] = [
             _of_prompt(
-                task, prompt, samples, by_candidate[PLAIN][prompt], costs, row.method, settings, new_tokens, layers
+                (task, prompt, texts[prompt]),
+                samples,
+                by_candidate[PLAIN][prompt],
+                costs,
+                row.method,
+                settings,
+                new_tokens,
+                layers,
             )
             for prompt, samples in by_candidate[label].items()
             if prompt in by_candidate[PLAIN]
@@ -79,9 +89,21 @@ def read_figures(run: Run, table: Table, model: Reported, column: int, task: int
     return found
 
 
+def text_of(keys: Sequence[str]) -> dict[str, str]:
+    """The text that each prompt of a run is about, by key: its question, without the number of the turn.
+
+    The turns of a question are numbered from 1, in order; those of HumanEval's keys are no turns.
+    """
+    turns: dict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        stem, _, number = key.rpartition("/")
+        turns[stem].append(number)
+    questions = {stem for stem, found in turns.items() if found == [str(turn + 1) for turn in range(len(found))]}
+    return {key: stem if (stem := key.rpartition("/")[0]) in questions else key for key in keys}
+
+
 def _of_prompt(
-    task: int,
-    prompt: str,
+    names: tuple[int, str, str],
     samples: Sequence[Measurement],
     plain: Sequence[Measurement],
     costs: Mapping[str, CostModel],
@@ -104,8 +126,7 @@ def _of_prompt(
         )
     records = [record for each in samples for record in each.rounds or ()]
     return PromptFigures(
-        task,
-        prompt,
+        *names,
         speedups,
         rounds=len(records),
         tokens=sum(len(record.token_ids) for record in records),

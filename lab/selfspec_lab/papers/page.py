@@ -23,7 +23,9 @@ HEAD = (
     "the paper's model on the paper's GPU (roofline), and in brackets by the papers' own rule, by which a draft costs "
     "the share of the sublayers that it runs. Both include the share of time that the paper publishes for selecting "
     "sublayers, where it publishes one. A model here is smaller than the paper's, and decodes other outputs: trends "
-    "can carry over, numbers cannot. `smollm2-exit` is SmolLM2-135M after a short `selfspec train early-exit`."
+    "can carry over, numbers cannot. Figures are means over prompts, and *overall* is over those of all tasks. Prompts "
+    "about one text, as the turns of a question or one article in two tasks, are one pair of a test: their mean. "
+    "`smollm2-exit` is SmolLM2-135M after a short `selfspec train early-exit`."
 )
 
 

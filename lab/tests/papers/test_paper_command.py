@@ -1,6 +1,7 @@
 """``selfspec bench paper`` on a tiny random model: measured, replayed, decided, and gone on with."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from selfspec.cli.app import app
 from selfspec_lab.bench.report.read import read_run
 from selfspec_lab.exit_grid import grid, search_exit
 from selfspec_lab.papers.claims import judge_table
-from selfspec_lab.papers.figures import MACHINES, PromptFigures, pooled, read_figures
+from selfspec_lab.papers.figures import MACHINES, PromptFigures, pooled, read_figures, text_of
 from selfspec_lab.papers.prepare import TUNED
 from selfspec_lab.papers.tables import find_table
 
@@ -96,9 +97,29 @@ def outputs(speed: float, skipped: tuple[float, float] | None, count: int = 24) 
     """Figures of 24 prompts, on the first ``count`` of which layers were skipped."""
     speedups = dict.fromkeys(MACHINES, speed)
     return [
-        PromptFigures(0, str(index), speedups, 8, 32, 40, 24, 0.1, skipped if index < count else None, (speed,))
+        PromptFigures(
+            0, str(index), str(index), speedups, 8, 32, 40, 24, 0.1, skipped if index < count else None, (speed,)
+        )
         for index in range(24)
     ]
+
+
+def test_prompts_about_one_text_are_one_pair() -> None:
+    table = find_table("del-1")
+    figures = {
+        label: [replace(each, text=str(int(each.prompt) // 2)) for each in outputs(speed, (0.3, 0.3))]
+        for label, speed in (("LS", 1.2), ("FS", 1.3), ("DV", 1.1), ("DEL", 1.4))
+    }
+    name = "DEL is faster than FS, on the paper's machine"
+    [check] = [each for each in judge_table(table, table.models[0], figures, {}) if each.statement == name]
+    assert (check.status, check.test and check.test.pairs) == ("undecided", 12)
+    assert "24 prompts of 12 texts, a mean for each" in check.figure
+
+
+def test_the_turns_of_a_question_are_about_one_text() -> None:
+    assert text_of(["86/1", "86/2", "173"]) == {"86/1": "86", "86/2": "86", "173": "173"}
+    named = [f"HumanEval/{number}" for number in (0, 1, 27)]
+    assert text_of(named) == {key: key for key in named}
 
 
 def test_drafts_that_cost_nothing_in_the_model_are_not_compared_with_plain_decoding() -> None:
