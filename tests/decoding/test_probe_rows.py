@@ -9,9 +9,12 @@ from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from helpers.models import build, prompt
 from selfspec import Engine
-from selfspec.decoding.draft import Draft, Proposal, TokenDraft
+from selfspec.decoding import verification
+from selfspec.decoding.draft import Draft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.methods.base import Method
+from selfspec.model.rope import Rope
+from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.sampling.tree import TokenTree
 
 LENGTH = 40
@@ -146,3 +149,52 @@ def test_where_little_may_be_written_nothing_is_probed() -> None:
     assert draft.cut(5, 7) is draft
     assert draft.cut(1, 3).probes == ()
     assert TokenDraft((), TokenTree.chain(0), (0,)).cut(1, 2).probes == ()
+
+
+class Following(Method):
+    """Knows the text, in chains of seven tokens with a probe after the last, all in one native run."""
+
+    name = "following"
+    summary = "knows the text"
+    source = "this test"
+    text: tuple[int, ...] = ()
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(sibling_rows=MOST_PROBES)
+
+    def begin(self, prefill: Prefill) -> Drafter:
+        return _Follower(self.text)
+
+
+class _Follower(Drafter):
+    def __init__(self, text: tuple[int, ...]) -> None:
+        self._text, self._written = text, 1
+
+    def plan(self) -> TokenDraft:
+        known = self._text[self._written :][:7]
+        return TokenDraft(known, TokenTree.chain(len(known)), (len(known),), follow=self._next)
+
+    def _next(self, played: RunRound) -> TokenDraft:
+        self._written += len(played.token_ids)
+        return self.plan()
+
+
+@needs_kernels
+def test_a_probe_after_the_last_row_of_a_run_has_a_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given, tokens = random_model(), prompt(12), verification.MOST_TOKENS
+    options: dict[str, Any] = {"max_new_tokens": 2 * tokens, "ignore_eos": True}
+    plain = Engine(model, method="autoregressive").generate(given, **options)
+    monkeypatch.setattr(Following, "text", tuple(plain.token_ids))
+    monkeypatch.setattr(verification, "LONGEST_SECONDS", 60.0)
+    reserved: list[int] = []
+    reserve = Rope.reserve
+    monkeypatch.setattr(
+        Rope, "reserve", lambda self, like, length: (reserved.append(length), reserve(self, like, length))[1]
+    )
+    result = Engine(model, method=Following).generate(given, **options)
+    assert result.token_ids == plain.token_ids
+    written = [len(record.token_ids) for record in result.rounds]
+    probed = [sum(written[: index + 1]) for index, record in enumerate(result.rounds) if record.probes]
+    assert tokens in probed, probed
+    assert len(given) + tokens + 1 in reserved, reserved
