@@ -121,7 +121,7 @@ def test_a_longer_text_of_which_a_beginning_is_split_off(tmp_path: Path) -> None
 
 
 def test_folders_that_were_deleted_are_made_again(tmp_path: Path) -> None:
-    """As they are by somebody who needs the space."""
+    """A user who needs the space deletes them while the engine runs."""
     engine = engine_with(tmp_path)
     for _ in range(3):
         ask(engine)

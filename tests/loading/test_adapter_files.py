@@ -137,8 +137,8 @@ def test_a_folder_of_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPat
     """As for a model: of NAME=~/DIR not every shell expands the folder."""
     monkeypatch.setenv("HOME", str(folder.parent))
     assert read_adapter("a", f"~/{folder.name}").digest == read_adapter("a", folder).digest
-    with pytest.raises(AdapterError, match="cannot read adapter 'a' from '~nobody-of-this-name/a'"):
-        read_adapter("a", "~nobody-of-this-name/a")
+    with pytest.raises(AdapterError, match="cannot read adapter 'a' from '~no-such-user/a'"):
+        read_adapter("a", "~no-such-user/a")
 
 
 def test_names_on_the_command_line(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @contextlib.contextmanager
 def serving(loop: Any = "auto", send_buffer: int | None = None, **limits: Any) -> Iterator[int]:
-    """The port of a server in a thread, whose system may buffer so many bytes of what is sent."""
+    """The port of a server in a thread, whose system buffers at most ``send_buffer`` bytes of what is sent."""
     listening = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -55,7 +55,7 @@ class Reply:
         return all(answer.result is not None for answer in self._answers)
 
     def close(self) -> None:
-        """Cancels what is still being written; what nobody has read to its end was given up."""
+        """Cancels what is still being written; a reply that was not read to its end counts as cancelled."""
         self._deadline.cancel()
         if self.outcome == "open":
             self.outcome = "cancelled"
