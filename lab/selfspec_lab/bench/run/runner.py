@@ -95,9 +95,8 @@ class Run:
             self._suite, self._plain, self._params, chat=self._chat, progress=self._observer.stage
         )
         if not prompts:
-            raise InvalidParameterError(
-                f"no prompt of the suite fits the model: {skipped[0].reason if skipped else 'it has no prompts'}"
-            )
+            why = f"{skipped[0].reason}, or a passage of a long text by --context" if skipped else "it has no prompts"
+            raise InvalidParameterError(f"no prompt of the suite fits the model: {why}")
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
         context = len(longest.token_ids) + self._options.max_new_tokens
         model = self._plain.target.model
