@@ -100,10 +100,11 @@ def _provenance(result: Mapping[str, Any]) -> str:
     stamp = result["stamp"]
     hardware, versions = stamp["hardware"], stamp["versions"]
     amount = "quick" if result["quick"] else "full"
+    took = f", {result['seconds'] / 60:.0f} minutes" if "seconds" in result else ""
     return (
         f"*{_model(result)}, {amount}, seed {result['seed']}; {hardware['processor']}, {stamp['threads']} threads, "
         f"torch {versions['torch']}, transformers {versions['transformers']}, commit {commit_text(stamp)}, "
-        f"{stamp['date'][:10]}.*"
+        f"{stamp['date'][:10]}{took}.*"
     )
 
 

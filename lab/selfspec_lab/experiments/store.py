@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
     """Measures a claim and computes its status.
 
     Returns:
-        The result, ready for JSON: ``name``, ``model``, ``quick``, ``seed``, ``stamp``, ``status``, ``checks`` and
-        ``data``.
+        The result, ready for JSON: ``name``, ``model``, ``quick``, ``seed``, ``stamp``, ``seconds`` that it took,
+        ``status``, ``checks`` and ``data``.
     """
+    start = time.perf_counter()
     data = json.loads(json.dumps(experiment.measure(lab), allow_nan=False))  # as it is read from the file
     return {
         "experiment": experiment.name,
@@ -35,6 +37,7 @@ def run_experiment(experiment: Experiment, lab: Lab) -> dict[str, Any]:
         "quick": lab.quick,
         "seed": lab.seed,
         "stamp": make_stamp(_device(lab)),
+        "seconds": round(time.perf_counter() - start),
         **judged(experiment, data, lab.model or experiment.model),
         "data": data,
     }

@@ -93,7 +93,7 @@ class SwiftMatchness(Experiment):
 
     def measure(self, lab: Lab) -> Data:
         """Searches on some of each domain's prompts and scores on texts from the others."""
-        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 3, 48, HELD_OUT), Amounts(3, 5, 128, HELD_OUT))
+        amounts: Amounts = self._amounts or lab.pick(Amounts(2, 3, 48, HELD_OUT), Amounts(7, 14, 256, HELD_OUT))
         writer = lab.engine(self.model, "suffix")
         searches = []
         for domain in PROMPTS:

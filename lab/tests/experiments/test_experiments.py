@@ -81,7 +81,8 @@ def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     stored = json.loads(path.read_text(encoding="utf-8"))
     assert stored == result
-    stored["data"]["numbers"] = [1, 2, 9]
+    assert 0 <= stored["seconds"] < 60
+    stored["data"]["numbers"], stored["seconds"] = [1, 2, 9], 540
     path.write_text(json.dumps(stored), encoding="utf-8")
     folders = read_folders(tmp_path / "new")
     assert folders[tmp_path / "new"]["growth"]["status"] == "holds"
@@ -91,6 +92,7 @@ def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     assert "| two is two | holds, not counted | 2 |" in page
     assert "(../new/growth.png)" in page
     assert "quick, seed 0" in page
+    assert page.count(", 9 minutes.*") == 1, "how long it took"
     path.write_text(json.dumps({**stored, "model": "another"}), encoding="utf-8")
     unfit = read_folders(tmp_path / "new")
     assert unfit[tmp_path / "new"]["growth"]["status"] == "not applicable"
