@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+)
 
 import selfspec
 from helpers.kernels import needs_kernels
-from helpers.low_bit_model import random_model
+from helpers.low_bit_model import SIZES, random_model
 from helpers.models import build
 from selfspec import Engine, errors
 from selfspec.model.forward import Forward
@@ -198,6 +205,20 @@ def test_norms_after_the_branches() -> None:
     assert list(found.token_ids) == plain_text(made, PROMPTS[0], 16)
 
 
+@WEIGHTS
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text", "vaultgemma"])
+def test_an_embedding_that_scales_what_it_looks_up(family: str, weights: str) -> None:
+    """Its scale is a buffer, of which a check of shapes alone knows no value."""
+    sizes = {**SIZES, "head_dim": 32, "attn_implementation": "eager", "query_pre_attn_scalar": 32}
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
+    made = selfspec.quantise(model, weights)
+    assert isinstance(made.get_output_embeddings(), LowBitLinear)
+    found = Engine(made, method="uniform").generate(PROMPTS[0], max_new_tokens=16, ignore_eos=True)
+    assert list(found.token_ids) == plain_text(made, PROMPTS[0], 16)
+    assert found.drafted > 0
+
+
 def test_parts_keep_their_weights_at_16_bits() -> None:
     model = selfspec.quantise(random_model(), Precision(mlp=4))
     assert type(model.lm_head) is nn.Linear
@@ -286,10 +307,10 @@ def test_weights_that_do_not_exist() -> None:
 
 
 def test_a_model_without_low_bit_kernels() -> None:
-    for name in ("mixtral", "starcoder2", "llama-eager"):  # the last one has heads that the kernels do not take
-        with pytest.raises(errors.UnsupportedModelError, match=r"native form|use 16 bits"):
+    for name, size in (("mixtral", 16), ("starcoder2", 16), ("gemma3", 24)):
+        with pytest.raises(errors.UnsupportedModelError, match=f"native form.*its heads have {size} numbers"):
             selfspec.quantise(build(name), "int8")
-    with pytest.raises(errors.UnsupportedModelError, match="native form"):
+    with pytest.raises(errors.UnsupportedModelError, match=r"native form.*its dtype is float16"):
         selfspec.quantise(random_model(torch.float16), "int8")
 
 

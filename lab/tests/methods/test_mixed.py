@@ -237,6 +237,10 @@ def test_what_it_cannot_do_is_refused_before_anything_is_measured(monkeypatch: p
     for model, runtime in ((build("gemma2"), "auto"), (MODEL, "eager")):
         with pytest.raises(UnsupportedModelError, match="low-bit"):
             Engine(model, method="mixed", runtime=runtime)
+    with pytest.raises(UnsupportedModelError, match="no product of 6 bits"):
+        Engine(MODEL, method="mixed", runtime="fused")
+    with pytest.raises(UnsupportedModelError, match="8 bits themselves"):
+        Engine(MODEL, method="mixed", weights="int8")
 
 
 def test_all_precisions_share_the_group() -> None:

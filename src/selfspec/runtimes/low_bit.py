@@ -27,6 +27,7 @@ from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.fused import FusedBlock
+from selfspec.runtimes.kernels import find
 from selfspec.runtimes.mixtures import CompiledMixture
 from selfspec.runtimes.packed import PackedWeights
 from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
@@ -235,10 +236,16 @@ class LowBitCopies:
             )
         branches = [describe_branch(block) for block in self.runner.sublayers]
         if None in branches:
+            index, dtype = branches.index(None), str(self.decoder.like.dtype).removeprefix("torch.")
+            size, step = getattr(self.runner.sublayers[index], "head_dim", 0), find().constants["DIM_STEP"]
+            reason = (
+                f"its heads have {size} numbers, which is no multiple of {step}"
+                if size % step
+                else f"its dtype is {dtype}; float32 and bfloat16 have kernels"
+            )
             raise UnsupportedModelError(
-                f"sublayer {branches.index(None)} of this {name} model has no native form, which low-bit weights need "
-                f"(its dtype is {str(self.decoder.like.dtype).removeprefix('torch.')}; float32 and bfloat16 have "
-                "kernels); use 16 bits"
+                f"sublayer {index} of this {name} model has no native form, which low-bit weights need ({reason}); use "
+                "16 bits"
             )
         if not isinstance(self.runner.head, CompiledProduct):
             raise UnsupportedModelError(

@@ -159,8 +159,10 @@ def _replace(model: Model, precision: Precision) -> Model:
     if (packed := tables.get(id(head.weight))) is not None:
         new_head = LowBitLinear(packed, head.bias, dtype)
         outer.set_output_embeddings(new_head)
-        if embedding.weight is head.weight and type(embedding) is nn.Embedding:
-            outer.set_input_embeddings(LowBitEmbedding(new_head, dtype))
+        scale = getattr(embedding, "scalar_embed_scale", None)
+        if embedding.weight is head.weight:
+            if type(embedding) is nn.Embedding or scale is not None:
+                outer.set_input_embeddings(LowBitEmbedding(new_head, dtype, scale=scale))
         elif (table := tables.get(id(embedding.weight))) is not None:
             outer.set_input_embeddings(LowBitEmbedding(LowBitLinear(table, None, dtype), dtype))
     return model
@@ -200,7 +202,7 @@ def _weights(module: Any, family: Family) -> Iterator[tuple[torch.Tensor, torch.
 def _tables(model: Any, precision: Precision) -> list[tuple[torch.Tensor, PackedFormat]]:
     """The weights of head and embedding that become low-bit ones, one where they share it.
 
-    An embedding of another class than torch's own (it scales what it looks up) keeps its table.
+    An embedding of another class than torch's own (it scales what it looks up) keeps its table, unless the head has it.
     """
     form, head, embedding = (
         precision.by_sublayer(0).of_head(),

@@ -390,7 +390,8 @@ def _last(rows: torch.Tensor, count: int) -> torch.Tensor:
 def _embedding_table(decoder: Decoder) -> tuple[torch.Tensor | PackedWeights | None, float]:
     """The weights of an embedding that takes rows of them and scales them, and the scale; ``None`` for another one."""
     module: Any = decoder.embedding
-    scale = torch.tensor(float(getattr(module, "embed_scale", 1.0))).to(decoder.like.dtype)
+    own = getattr(module, "scalar_embed_scale", getattr(module, "embed_scale", 1.0))  # the tensor may be on `meta`
+    scale = torch.tensor(float(own)).to(decoder.like.dtype)
     factor = float(scale) * float(1.0 if decoder.embedding_scale is None else decoder.embedding_scale)
     if type(module) is LowBitEmbedding:
         return (module.packed if is_plain(module) else None), factor

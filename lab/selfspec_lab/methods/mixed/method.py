@@ -30,12 +30,13 @@ class MixedSettings(MethodSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.lowest  # refuses groups that do not exist
+        _ = self.tried  # refuses groups that do not exist
 
     @property
-    def lowest(self) -> Precision:
-        """The lowest precision that it tries, for all weights."""
-        return Precision.of(LOW_BITS[-1], self.group)
+    def tried(self) -> list[Precision]:
+        """What is measured: each part of a layer, and the LM head, at each number of bits."""
+        parts = [{part: bits} for bits in LOW_BITS for part in ("attention", "mlp", "head")]
+        return [Precision(**part, group=self.group) for part in parts]
 
     @property
     def conditions(self) -> Conditions:
@@ -66,7 +67,8 @@ class Mixed(Method):
 
     def __init__(self, target: Target, settings: MixedSettings) -> None:
         super().__init__(target, settings)
-        target.check_low_bit(settings.lowest)
+        for tried in settings.tried:
+            target.check_low_bit(tried)
         self._lock = threading.Lock()
         self._found: Found | None = None
 
