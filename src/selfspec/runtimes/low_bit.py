@@ -238,11 +238,11 @@ class LowBitCopies:
         if None in branches:
             index, dtype = branches.index(None), str(self.decoder.like.dtype).removeprefix("torch.")
             size, step = getattr(self.runner.sublayers[index], "head_dim", 0), find().constants["DIM_STEP"]
-            reason = (
-                f"its heads have {size} numbers, which is no multiple of {step}"
-                if size % step
-                else f"its dtype is {dtype}; float32 and bfloat16 have kernels"
-            )
+            reason = "the kernels lack something of it"
+            if dtype not in ("float32", "bfloat16"):
+                reason = f"its dtype is {dtype}; float32 and bfloat16 have kernels"
+            elif size % step:
+                reason = f"its heads have {size} numbers, which is no multiple of {step}"
             raise UnsupportedModelError(
                 f"sublayer {index} of this {name} model has no native form, which low-bit weights need ({reason}); use "
                 "16 bits"
