@@ -15,7 +15,6 @@ from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.decoding.text import TextStream
 from selfspec.errors import InvalidParameterError, UnsupportedModelError, naming
-from selfspec.limits import check_context
 from selfspec.loading import load_model
 from selfspec.loading.adapters import find_adapter, read_adapters
 from selfspec.methods import make_method
@@ -242,7 +241,7 @@ class Engine:
             if params.stop and self.tokenizer is None:
                 raise InvalidParameterError("stop strings need a tokenizer; give the engine one")
             prompt_ids = self._encoder.encode(prompt)
-            check_context(len(prompt_ids), params.max_new_tokens, self.target.context_limit)
+            self.target.check_length(len(prompt_ids), params.max_new_tokens)
             check_bias(params.logit_bias, self.target.vocab_size)
             self.target.ranks.compare("a prompt or its parameters", [prompt_ids, vars(params)])
             method, adapter = method or self.method, find_adapter(self.adapters, params.adapter)

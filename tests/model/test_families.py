@@ -21,6 +21,7 @@ from selfspec.errors import ContextLengthError, UnsupportedModelError
 from selfspec.model.families import FAMILIES, find_family, require_row
 from selfspec.model.splitting import LayerPart, Nothing
 from selfspec.runtimes.target import Target
+from selfspec.types import SamplingParams
 
 
 def all_logits(target: Target, token_ids: list[int]) -> torch.Tensor:
@@ -224,6 +225,8 @@ def test_crossing_the_rope_switch_is_refused_with_the_numbers(length: int) -> No
         engine.generate(prompt(length), max_new_tokens=room + 1)
     for number in (length, ROPE_SWITCH, ROPE_SWITCH + 1, room):
         assert str(number) in str(refusal.value)
+    with pytest.raises(ContextLengthError, match="crosses this model's rope switch"):
+        engine.request(prompt(length), SamplingParams(max_new_tokens=room + 1))  # before it is queued
 
 
 def test_requests_on_both_sides_of_the_switch_can_take_turns() -> None:

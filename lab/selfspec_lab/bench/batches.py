@@ -7,7 +7,6 @@ from typing import Any
 
 from selfspec import Engine, Generation
 from selfspec.errors import InvalidParameterError
-from selfspec.limits import check_context
 from selfspec.methods import make_method
 from selfspec_lab.bench.options import PLAIN, BenchOptions, make_engines
 from selfspec_lab.bench.spread import Measured
@@ -60,7 +59,7 @@ def run_batches(options: BatchesOptions, progress: Callable[[str], None] = lambd
     engines = {PLAIN: plain, **engines}
     prompts = _prompts(plain, max(options.sizes))
     for prompt in prompts:
-        check_context(len(prompt), options.max_new_tokens, target.context_limit)
+        target.check_length(len(prompt), options.max_new_tokens)
     for name, engine in engines.items():
         engine.warmup(lambda text, name=name: progress(f"{name}: {text}"))  # type: ignore[misc]
 

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError, SelfSpecError
-from selfspec.limits import check_context
 from selfspec.methods import make_method
 from selfspec.model.observed import ObservedDecoder
 from selfspec.runtimes.accelerators import describe_device
@@ -77,7 +76,7 @@ def run_device(options: DeviceOptions, progress: Callable[[str], None] = lambda 
     plain = Engine(model, tokenizer, make_method(PLAIN, target))
     prompts = [plain.encode(texts[0]) for texts in PROMPTS.values()]
     for prompt in prompts:
-        check_context(len(prompt), options.max_new_tokens, target.context_limit)
+        target.check_length(len(prompt), options.max_new_tokens)
     engines, failures = make_engines(plain, options.method_names, options.settings)
     candidates: dict[str, Candidate] = {
         PLAIN: partial(_write, plain, options),

@@ -7,7 +7,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec import Engine
-from selfspec.limits import check_context
 from selfspec.methods import make_method
 from selfspec.types import SamplingParams
 from selfspec_lab.bench import overhead_figures as figures
@@ -77,7 +76,7 @@ def measure_overhead(
     plain = Engine(model, tokenizer, make_method(PLAIN, target))
     prompts = [plain.encode(texts[0]) for texts in PROMPTS.values()]
     for prompt in prompts:
-        check_context(len(prompt), options.max_new_tokens, target.context_limit)
+        target.check_length(len(prompt), options.max_new_tokens)
     engines, failures = _make_engines(plain, options)
     candidates = {PLAIN: _engine_candidate({PLAIN: plain}, PLAIN, options)}
     candidates |= {

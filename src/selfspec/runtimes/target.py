@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from selfspec.errors import InvalidParameterError, MissingPackageError, UnsupportedModelError
+from selfspec.limits import check_context
 from selfspec.memory import release_freed_memory
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
@@ -179,6 +180,15 @@ class Target:
     def room(self, prompt_length: int) -> int:
         """Number of new tokens that fit after a prompt; not positive where none fits."""
         return self.decoder.room(prompt_length)
+
+    def check_length(self, prompt_length: int, max_new_tokens: int) -> None:
+        """Refuses a request that does not fit the context or crosses the model's rope switch, all in tokens.
+
+        Raises:
+            ContextLengthError: it says how many new tokens there is room for.
+        """
+        check_context(prompt_length, max_new_tokens, self.context_limit)
+        self._prepared.rope.is_long(prompt_length, max(prompt_length, prompt_length + max_new_tokens - 1))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from selfspec import Engine
 from selfspec.errors import ContextLengthError, InvalidPromptError
-from selfspec.limits import check_context
 from selfspec.types import SamplingParams
 from selfspec_lab.bench.suites import Question, Suite
 
@@ -74,7 +73,7 @@ def answer_suite(
             messages.append({"role": "user", "content": turn if isinstance(turn, str) else ""})
             try:
                 token_ids = _encode(plain, turn, messages, chat=chat)
-                check_context(len(token_ids), params.max_new_tokens, plain.target.context_limit)
+                plain.target.check_length(len(token_ids), params.max_new_tokens)
             except (ContextLengthError, InvalidPromptError) as error:
                 skipped.append(Skipped(key, question.category, str(error)))
                 break
