@@ -1,5 +1,6 @@
 """Admission, memory, turns: who runs when, who waits, and that everything is given back."""
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -88,13 +89,22 @@ def test_a_pace_follows_what_reading_takes() -> None:
     pace.note(3, 10.0)  # too few to tell
     assert pace.tokens(True) == 50
     assert Pace(None).tokens(True) == float("inf")
+    assert pace.tokens(True, scored=True) == 64, "of prompts that are scored it is learned apart"
+    pace.note(64, 0.64, scored=True)
+    assert pace.tokens(True, scored=True) == 16
+    assert pace.tokens(True) == 50
 
 
 class Clocked(Pace):
-    """A pace to which reading takes a hundredth of a second a token."""
+    """A pace to which reading takes a hundredth of a second a token, and three times that where it is scored."""
 
-    def note(self, tokens: int, seconds: float) -> None:
-        super().note(tokens, tokens * 0.01)
+    def __init__(self, most_seconds: float) -> None:
+        super().__init__(most_seconds)
+        self.read: list[tuple[int, bool]] = []
+
+    def note(self, tokens: int, seconds: float, scored: bool = False) -> None:
+        self.read.append((tokens, scored))
+        super().note(tokens, tokens * (0.03 if scored else 0.01), scored)
 
 
 def test_outputs_do_not_wait_longer_than_the_pace_allows() -> None:
@@ -116,6 +126,25 @@ def test_outputs_do_not_wait_longer_than_the_pace_allows() -> None:
     assert [tuple(each.output.token_ids) for each in others] == [
         plain_text("llama", prompt(120, seed), 3) for seed in (1, 2)
     ]
+
+
+def test_a_step_reads_scored_prompts_or_others_at_their_own_pace() -> None:
+    pace = Clocked(0.4)
+    scheduler = Scheduler(TARGET, chunks=Chunks(100, 1), max_batch=3, memory=CacheMemory(TARGET, 1, None), pace=pace)
+    scheduler.add(request(prompt(4), 60))
+    scheduler.step()
+    other, scored = request(prompt(200, 1), 3), dataclasses.replace(request(prompt(200, 2), 3), prompt_logprobs=0)
+    scheduler.add(other)
+    scheduler.step()
+    scheduler.add(scored)
+    pace.read.clear()
+    while not (other.output.token_ids and scored.output.token_ids):
+        scheduler.step()
+    read = {kind: [tokens for tokens, of in pace.read if of == kind and tokens] for kind in (False, True)}
+    assert sum(read[True]) == 200, "each step reads one kind"
+    assert read[True][:2] == [64, 16], "64 to learn from, then what 0.4 s suffice for, and 16 at least"
+    assert max(read[False]) == 40
+    assert len(scored.output.prompt_logprobs) == 199
 
 
 def unread(scheduler: Scheduler) -> int:

@@ -86,32 +86,33 @@ class Pace:
     """How much of prompts a step reads, so that outputs that are being written do not wait long for it.
 
     ``most_seconds`` is the longest time for reading in a step while outputs are written, ``None`` for any time. A chunk
-    that cannot be made shorter may take longer, and so may the first chunks, from which the speed is learned.
+    that cannot be made shorter may take longer, and so may the first chunks, from which the speed is learned: apart for
+    prompts that are scored, whose tokens all go through the LM head.
     """
 
     def __init__(self, most_seconds: float | None) -> None:
         self._most_seconds = most_seconds
-        self._per_token: float | None = None
+        self._per_token: dict[bool, float] = {}
 
     @property
     def is_bounded(self) -> bool:
         """Whether times matter."""
         return self._most_seconds is not None
 
-    def tokens(self, writing: bool) -> float:
+    def tokens(self, writing: bool, scored: bool = False) -> float:
         """Tokens to read in the next step, depending on whether outputs are being written."""
         if self._most_seconds is None or not writing:
             return math.inf
-        if self._per_token is None:
+        if scored not in self._per_token:
             return _FIRST_TOKENS
-        return max(_FEWEST_TOKENS, int(self._most_seconds / self._per_token))
+        return max(_FEWEST_TOKENS, int(self._most_seconds / self._per_token[scored]))
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def note(self, tokens: int, seconds: float, scored: bool = False) -> None:
         """Measures what was read. Later tokens of a prompt take longer, since they see more."""
         if tokens >= _FEWEST_TOKENS:  # fewer take about as long as that many
             now = seconds / tokens
-            before = now if self._per_token is None else self._per_token
-            self._per_token = max(now, _SMOOTHING * now + (1 - _SMOOTHING) * before)
+            before = self._per_token.get(scored, now)
+            self._per_token[scored] = max(now, _SMOOTHING * now + (1 - _SMOOTHING) * before)
 
 
 @dataclass(frozen=True)
@@ -232,10 +233,15 @@ class PromptReader:
         self._pace = pace
 
     def read(self, unread: Iterable[Sequence], *, step: int, writing: bool, held: int) -> list[Event]:
-        """Reads parts of prompts; ``held`` is the bytes of all sequences, ``writing`` whether outputs are written."""
-        most = self._pace.tokens(writing)
-        left = self._chunks.longest if math.isinf(most) else int(most)
+        """Reads parts of prompts, which are all scored or none; ``held`` is the bytes of all sequences.
+
+        ``writing`` is whether outputs are written.
+        """
         waiting = sorted(unread, key=lambda each: each.last_read)
+        scored = bool(waiting) and _is_scored(waiting[0])
+        waiting = [each for each in waiting if _is_scored(each) == scored]
+        most = self._pace.tokens(writing, scored)
+        left = self._chunks.longest if math.isinf(most) else int(most)
         events: list[Event] = []
         began, tokens = time.perf_counter(), 0
         while waiting and left - tokens >= (FORWARD_ROWS if tokens else 1):
@@ -251,7 +257,7 @@ class PromptReader:
             events += happened
         if self._pace.is_bounded:
             wait_for(self._target.device)
-        self._pace.note(tokens, time.perf_counter() - began)
+        self._pace.note(tokens, time.perf_counter() - began, scored)
         return events
 
     def _next_forward(self, waiting: Many[Sequence], most: int) -> list[Chunk]:
@@ -280,6 +286,10 @@ class PromptReader:
         if chunk.rows > min(room, self._target.independent_rows):
             return False
         return self._memory.prefixes is None or not any(_begin_alike(chunk, other) for other in chunks)
+
+
+def _is_scored(sequence: Sequence) -> bool:
+    return sequence.request.prompt_logprobs is not None
 
 
 def _begin_alike(chunk: Chunk, other: Chunk) -> bool:
