@@ -121,6 +121,11 @@ def test_matchness_is_judged() -> None:
     ended = experiment.judge(searches(own=(0.6,), steps=301))[1]
     assert ended.status != "undecided", "300 steps without a better set"
     assert ended.figure.startswith("0 of 6 do; ")
+    data = searches(own=(0.6,), steps=301)
+    data["searches"][0]["steps"] = 300
+    nearly = experiment.judge(data)[1]
+    assert nearly.status == "refuted", "even if the one that is open got to 1"
+    assert "1 ran out of requests before an end" in nearly.figure
     assert "0.60 to 0.97" in checks[0].figure
     assert "6 of 6" in checks[1].figure
     assert "0.700 to 0.750" in checks[2].figure
