@@ -60,7 +60,7 @@ class Amounts:
 
 
 _QUICK = Amounts(1, 2, 48, 24, 1, 24, (1, 8, 64), (0.125, SKIPPED, 0.875), widening=2)
-_FULL = Amounts(7, SEEDS, 600, 64, 4, 48, (1, 16, 64, 256), (0.125, 0.25, SKIPPED, 0.75, 0.875))
+_FULL = Amounts(7, SEEDS, 288, 64, 4, 48, (1, 16, 64, 256), (0.125, 0.25, SKIPPED, 0.75, 0.875))
 
 
 @register
