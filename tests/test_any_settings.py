@@ -139,7 +139,7 @@ def check(method: str, examples: int) -> None:
                 seen.update(written=1, drafted=written.drafted, accepted=written.accepted)
 
     writes_the_same()
-    assert seen["written"] > seen["refused"]
+    assert seen["written"] > 2, f"{seen['refused']} examples were refused"
     assert seen["drafted"] > 0
     assert seen["accepted"] > 0
 
