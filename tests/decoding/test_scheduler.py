@@ -254,7 +254,10 @@ def _arrive_and_cancel(draw: random.Random) -> None:
     scheduler = scheduler_with(limit, prefixes, draw.randint(1, 5), pace=draw.choice([None, Clocked(0.2)]))
     cache = scheduler._memory.prefixes
     coming = [
-        request(prompt(50, draw.randint(0, 1))[: draw.randint(1, 50)], draw.randint(1, 16), draw.choice(DRAFTING))
+        dataclasses.replace(
+            request(prompt(50, draw.randint(0, 1))[: draw.randint(1, 50)], draw.randint(1, 16), draw.choice(DRAFTING)),
+            prompt_logprobs=draw.choice([None, None, 0]),
+        )
         for _ in range(10)
     ]
     live: list[Request] = []
@@ -275,6 +278,7 @@ def _arrive_and_cancel(draw: random.Random) -> None:
     assert scheduler.held == 0
     for each in ended:
         assert tuple(each.output.token_ids) == expected(tuple(each.prompt_ids), each.max_new_tokens)
+        assert len(each.output.prompt_logprobs) == (0 if each.prompt_logprobs is None else len(each.prompt_ids) - 1)
 
 
 TEXTS: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -292,7 +296,7 @@ def expected(prompt_ids: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
 
 
 def test_a_step_that_fails_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not one that had failed before in the same step: whoever waits for it would wait for ever."""
+    """Nor one that had failed earlier in the same step: its client would wait without end."""
     scheduler = scheduler_with(max_batch=3)
     asked = [request(prompt(4), 4) for _ in range(2)]
     for each in asked:

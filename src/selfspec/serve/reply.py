@@ -188,6 +188,7 @@ async def side_by_side(answers: Sequence[Answer]) -> AsyncIterator[tuple[Answer,
     queue: asyncio.Queue[tuple[Answer, list[TextPiece] | Exception]] = asyncio.Queue()
 
     async def read(answer: Answer) -> None:
+        """Queues the pieces of an answer, then none, or the error that ended it."""
         try:
             while pieces := await _next_pieces(answer):
                 queue.put_nowait((answer, pieces))
