@@ -39,7 +39,7 @@ class Amounts:
     Attributes:
         prompts: prompts per domain, whose rounds are counted.
         seeds: texts per prompt.
-        interval_tokens: length of a text while the interval varies; a fall past 128 rounds shows in 256 and more.
+        interval_tokens: length of a text while the interval varies; a fall past 128 rounds takes texts of 256.
         skipped_tokens: length of a text while the number of skipped layers varies.
         timed_prompts: how many of these prompts are timed, with one text each.
         timed_tokens: length of these texts.
@@ -60,7 +60,7 @@ class Amounts:
 
 
 _QUICK = Amounts(1, 2, 48, 24, 1, 24, (1, 8, 64), (0.125, SKIPPED, 0.875), widening=2)
-_FULL = Amounts(7, SEEDS, 288, 64, 4, 48, (1, 16, 64, 256), (0.125, 0.25, SKIPPED, 0.75, 0.875))
+_FULL = Amounts(7, SEEDS, 448, 64, 4, 48, (4, 16, 64, 256), (0.125, 0.25, SKIPPED, 0.75, 0.875))
 
 
 @register
