@@ -12,6 +12,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundEr
 from fixtures.make_gguf import fixture_path
 from selfspec import errors, load_model
 from selfspec.loading import gguf_hub, load_config, loader, resolve_name
+from selfspec.loading import hub as hub_client
 from selfspec.loading.gguf_hub import HubFile
 
 NAME = "someone/Some-Model-GGUF"
@@ -69,6 +70,7 @@ class Hub:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub(tmp_path / "snapshot")
     made.folder.mkdir()
+    monkeypatch.setattr(hub_client, "_is_reachable", lambda _: True)
     monkeypatch.setattr(gguf_hub, "HfApi", lambda: made)
     monkeypatch.setattr(gguf_hub, "snapshot_download", made.snapshot_download)
     return made

@@ -84,13 +84,14 @@ def _read_lines(commands: "ChatCommands") -> None:
 def _check_template_early(model: str) -> None:
     """Refuses a model without a chat template before its weights are loaded, if its tokenizer has files of its own."""
     from selfspec.loading.catalog import InstallableModel, resolve_name
-    from selfspec.loading.loader import load_tokenizer
+    from selfspec.loading.loader import load_tokenizer, reaching
 
     try:
         source = resolve_name(model)
         if isinstance(source, InstallableModel) or (isinstance(source, Path) and not source.is_dir()):
             return
-        tokenizer = load_tokenizer(str(source))
+        with reaching(model):
+            tokenizer = load_tokenizer(str(source))
     except Exception:  # loading the model reports the error
         return
     _check_template(model, tokenizer)

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from selfspec.errors import AdapterError, InvalidParameterError, explaining
+from selfspec.loading.hub import hub_reason, reaching_hub
 from selfspec.model.low_rank import Adapter
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.adapting import Factors, fit_adapter
@@ -139,8 +140,11 @@ def _find(name: str, source: str | Path) -> Path:
     if not folder.is_dir():
         if _HUB_NAME.fullmatch(str(source)) is None:
             raise AdapterError(f"adapter '{name}': there is no folder '{source}'; give one that PEFT has saved")
-        with explaining(AdapterError, f"adapter '{name}': cannot download '{source}'"):
-            folder = Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
+        with reaching_hub():
+            try:
+                folder = Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
+            except Exception as error:  # any of the hub's client
+                raise AdapterError(f"adapter '{name}': cannot download '{source}': {hub_reason(error)}") from error
     missing = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
     if missing:
         raise AdapterError(

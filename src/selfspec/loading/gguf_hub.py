@@ -6,7 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 
-from selfspec.errors import ModelLoadError, explaining, first_line
+from selfspec.errors import ModelLoadError, explaining
+from selfspec.loading.hub import hub_reason
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _NAME = re.compile(rf"(?P<repository>{_REPOSITORY.pattern}):(?P<kind>[\w.-]+)")
@@ -38,7 +39,7 @@ def download(file: HubFile) -> Path:
     try:
         names = [name for name in HfApi().list_repo_files(file.repository) if name.lower().endswith(".gguf")]
     except Exception as error:  # offline, or the hub's own errors: what was downloaded before may do
-        return _find_downloaded(file, first_line(error))
+        return _find_downloaded(file, hub_reason(error))
     chosen = _choose(file, names)
     with explaining(ModelLoadError, f"cannot download '{chosen[0]}' of '{file.repository}'"):
         folder = snapshot_download(file.repository, allow_patterns=chosen)

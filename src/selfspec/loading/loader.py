@@ -28,6 +28,7 @@ from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.divided import DeviceMap, Division
 from selfspec.loading.gguf_hub import HubFile, download, find_hint
 from selfspec.loading.gguf_model import read_gguf, read_gguf_config
+from selfspec.loading.hub import reaching_hub
 from selfspec.loading.quantised_model import read_quantised
 from selfspec.loading.quantised_unread import refuse_unknown_method, refuse_unread_scales
 from selfspec.loading.without_weights import shapes_of
@@ -103,7 +104,8 @@ def load_model(
     for given, what in ((device != "auto", "a device"), (precision is not None, "low-bit weights"), (unpack, "unpack")):
         if given:
             division.refuse_with(what)
-    loaded = _load(name, parse_dtype(dtype), device, precision, division, unpack=unpack)
+    with reaching(name):
+        loaded = _load(name, parse_dtype(dtype), device, precision, division, unpack=unpack)
     set_activations(loaded[0], activations)
     return loaded
 
@@ -172,7 +174,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def load_config(name: str | Path) -> PreTrainedConfig:
     """Loads the configuration of a model and checks its family."""
-    with _explain_failure(name):
+    with reaching(name), _explain_failure(name):
         source = resolve_name(name)
         if (file := _gguf_file(source)) is not None:
             return read_gguf_config(file)
@@ -181,7 +183,8 @@ def load_config(name: str | Path) -> PreTrainedConfig:
 
 def find_gguf_file(name: str | Path) -> Path | None:
     """The GGUF file of a model, downloaded if it is on the hub; ``None`` for a model of another format."""
-    return _gguf_file(resolve_name(name))
+    with reaching(name):
+        return _gguf_file(resolve_name(name))
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
@@ -196,6 +199,11 @@ def _gguf_file(source: str | Path | InstallableModel | HubFile) -> Path | None:
     if isinstance(source, HubFile):
         return download(source)
     return source if isinstance(source, Path) and source.is_file() else None
+
+
+def reaching(name: str | Path) -> contextlib.AbstractContextManager[None]:
+    """``reaching_hub`` if a model's name is one on the hub."""
+    return reaching_hub() if isinstance(resolve_name(name), (str, HubFile)) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

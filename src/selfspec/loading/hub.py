@@ -1,0 +1,57 @@
+"""The hub where there is no network: what was downloaded before is loaded at once."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants
+
+from selfspec.errors import first_line
+
+SECONDS = 5.0
+"""How long a connection to the hub is waited for."""
+
+_PORTS = {"http": 80, "https": 443}
+
+
+@contextlib.contextmanager
+def reaching_hub() -> Iterator[None]:
+    """Within, the hub's client asks for nothing if the hub cannot be reached, and takes what was downloaded before.
+
+    Else the client tries each of its requests for half a minute, also for files that are there. Behind a proxy it is
+    left to find out by itself.
+    """
+    if constants.is_offline_mode() or getproxies() or _is_reachable(constants.ENDPOINT):
+        yield
+        return
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+def hub_reason(error: Exception) -> str:
+    """Why the hub's client failed, in a line that says so if there is no network."""
+    if not constants.is_offline_mode():
+        return first_line(error)
+    return f"{constants.ENDPOINT} cannot be reached (or HF_HUB_OFFLINE is set), and it was not downloaded before"
+
+
+def _is_reachable(address: str) -> bool:
+    """Whether a connection can be made within ``SECONDS``; looking up a name has no deadline of its own."""
+    parts, done = urlsplit(address), threading.Event()
+    where = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
+
+    def connect() -> None:
+        with contextlib.suppress(OSError), socket.create_connection(where, timeout=SECONDS):
+            reached.append(True)
+        done.set()
+
+    reached: list[bool] = []
+    threading.Thread(target=connect, daemon=True).start()
+    done.wait(SECONDS)
+    return bool(reached)
