@@ -78,14 +78,17 @@ def not_applicable(statement: str, reason: str) -> Check:
 def conclude(checks: Sequence[Check]) -> Status:
     """The status of a claim, which is that all its parts hold.
 
-    It holds if all parts that count do, is refuted if one of them is, and is not applicable if none counts.
+    It holds if all parts that count do, which is no likelier by chance the more there are. It is refuted if one of them
+    is, with an interval that is widened for their number. It is not applicable if none counts.
     """
-    found = [check.status for check in checks if check.counts and check.status != "not applicable"]
+    found = [check for check in checks if check.counts and check.status != "not applicable"]
     if not found:
         return "not applicable"
-    if "refuted" in found:
+    if any(
+        check.status == "refuted" and (check.test is None or check.test.refuted_among >= len(found)) for check in found
+    ):
         return "refuted"
-    return "holds" if all(status == "holds" for status in found) else "undecided"
+    return "holds" if all(check.status == "holds" for check in found) else "undecided"
 
 
 def tally(checks: Sequence[Mapping[str, Any]]) -> str:
@@ -98,8 +101,9 @@ RULE = (
     f"A part *holds* if the 95 % interval of the mean difference over at least {LEAST_PAIRS} prompts is above what it "
     "says, is *refuted* if the interval is below, and is *undecided* otherwise. The power is the chance that the test "
     "finds the difference that the paper reports, or the difference that it finds with a chance of 0.8. A claim holds "
-    "if all its parts do, and is refuted if one of them is. A part *not counted* is a theorem, could not have failed, "
-    "or is about the clock of this machine. An interval is that of one part, not widened for the number of parts. Two "
-    "settings that ran the same rounds on a prompt are not compared on it."
+    "if all its parts do. It is refuted if one of them is and stays so when its interval is widened for the number of "
+    "parts that count (Bonferroni); the printed ones are not widened. A part *not counted* is a theorem, could not "
+    "have failed, or is about the clock of this machine. Two settings that ran the same rounds on a prompt are not "
+    "compared on it."
 )
 """How statuses are decided, for pages."""

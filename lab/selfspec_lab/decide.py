@@ -6,10 +6,11 @@ difference is above a bound, is *refuted* if the interval is below it, and is *u
 the spread that was seen.
 """
 
+import bisect
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,9 @@ LEVEL = 0.95
 
 POWER = 0.8
 """Power at which ``Test.detectable`` is given."""
+
+MOST_PARTS = 32
+"""Most parts for whose number an interval is widened: beyond, the resamples have too few values at its ends."""
 
 _RESAMPLES = 5000
 _CERTAIN = 30.0
@@ -49,6 +53,8 @@ class Test:
             pairs.
         effect: difference from the bound that the paper reports; ``None`` if it reports none.
         power: the chance that the test finds ``effect``, 0 to 1.
+        refuted_among: among how many parts of a claim it is refuted still, its interval widened for their number
+            (Bonferroni), up to ``MOST_PARTS``; 0 if it is not refuted.
     """
 
     status: Status
@@ -60,6 +66,7 @@ class Test:
     detectable: float | None = None
     effect: float | None = None
     power: float | None = None
+    refuted_among: int = 0
 
 
 def paired_test(differences: Sequence[float], *, bound: float = 0.0, effect: float | None = None) -> Test:
@@ -71,28 +78,44 @@ def paired_test(differences: Sequence[float], *, bound: float = 0.0, effect: flo
         effect: difference from the bound that the paper reports.
     """
     values = np.asarray(differences, dtype=float)
-    low, high = mean_interval(values.tolist())
     spread = float(values.std(ddof=1)) if len(values) > 1 else math.inf
-    status: Status = "undecided"
-    if len(values) >= LEAST_PAIRS and low > bound:
-        status = "holds"
-    elif len(values) >= LEAST_PAIRS and high < bound:
-        status = "refuted"
     few = len(values) < 2
-    return Test(
-        status,
-        float(values.mean()),
-        low,
-        high,
-        len(values),
-        bound,
+    return replace(
+        interval_test(
+            float(values.mean()), lambda level: mean_interval(values.tolist(), level=level), len(values), bound=bound
+        ),
         detectable=None if few else detectable_difference(spread, len(values)),
         effect=effect,
         power=None if few or effect is None else t_test_power(effect, spread, len(values)),
     )
 
 
-def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+def interval_test(
+    found: float, interval: Callable[[float], tuple[float, float]], pairs: int, *, bound: float = 0.0
+) -> Test:
+    """Tests whether a figure is above a bound by its intervals.
+
+    Args:
+        found: the figure, a mean unless said otherwise.
+        interval: the figure's interval at a level.
+        pairs: number of observations.
+        bound: what the claim says the figure is above.
+    """
+    low, high = interval(LEVEL)
+    status: Status = "undecided"
+    if pairs >= LEAST_PAIRS and low > bound:
+        status = "holds"
+    elif pairs >= LEAST_PAIRS and high < bound:
+        status = "refuted"
+
+    def reaches(parts: int) -> bool:
+        return interval(1 - (1 - LEVEL) / parts)[1] >= bound
+
+    among = bisect.bisect_left(range(1, MOST_PARTS + 1), True, key=reaches) if status == "refuted" else 0
+    return Test(status, found, low, high, pairs, bound, refuted_among=among)
+
+
+def mean_interval(values: Sequence[float], *, seed: int = 0, level: float = LEVEL) -> tuple[float, float]:
     """The bootstrap interval of the mean of independent observations, at least one; equal ones have no width.
 
     BCa; the percentile interval where too few values differ for its acceleration.
@@ -101,16 +124,16 @@ def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, flo
         return values[0], values[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        low, high = _interval(values, "BCa", seed)
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else _interval(values, "percentile", seed)
+        low, high = _interval(values, "BCa", seed, level)
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else _interval(values, "percentile", seed, level)
 
 
-def _interval(values: Sequence[float], method: str, seed: int) -> tuple[float, float]:
+def _interval(values: Sequence[float], method: str, seed: int, level: float) -> tuple[float, float]:
     found = stats.bootstrap(
         (np.asarray(values, dtype=float),),
         np.mean,
         n_resamples=_RESAMPLES,
-        confidence_level=LEVEL,
+        confidence_level=level,
         method=method,
         rng=np.random.default_rng(seed),
     ).confidence_interval

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from selfspec_lab.checks import Check, compare, conclude, not_applicable, shown
-from selfspec_lab.decide import LEAST_PAIRS, POWER, describe_test, detectable_difference, mean_interval, paired_test
+from selfspec_lab.decide import (
+    LEAST_PAIRS,
+    MOST_PARTS,
+    POWER,
+    describe_test,
+    detectable_difference,
+    mean_interval,
+    paired_test,
+)
 from selfspec_lab.decide import t_test_power as power
 
 
@@ -67,6 +75,30 @@ def test_a_claim_is_all_of_its_parts() -> None:
     assert conclude([holds, open_]) == "undecided"
     assert conclude([holds, open_, refuted]) == "refuted"
     assert conclude([holds, not_applicable("b", "c")]) == "holds"
+
+
+def test_the_more_parts_the_surer_one_has_to_be_refuted() -> None:
+    spread = np.linspace(-1.0, 1.0, 30).tolist()  # its mean has a standard error of 0.11
+    clear, barely = (compare("a", [each - shift for each in spread]) for shift in (1.0, 0.26))
+    holds, clock = compare("b", sample(1.0)), shown("c", True, "1")
+    assert clear.test is not None
+    assert clear.test.refuted_among == MOST_PARTS
+    assert barely.test is not None
+    among = barely.test.refuted_among
+    assert 1 < among < 8
+    assert conclude([*[holds] * 20, clear]) == "refuted"
+    assert conclude([*[holds] * (among - 1), barely, *[clock] * 9]) == "refuted"
+    assert conclude([*[holds] * among, barely]) == "undecided"
+
+
+def test_chance_refutes_a_true_claim_of_many_parts_no_more_often_than_of_one() -> None:
+    def draw(seed: int) -> Check:
+        return compare("a", np.random.default_rng(seed).normal(0.0, 1.0, 40).tolist())
+
+    claims = [[draw(10 * claim + part) for part in range(10)] for claim in range(60)]
+    alone = sum(any(part.status == "refuted" for part in parts) for parts in claims)
+    assert alone / len(claims) > 0.1, "parts are refuted by chance"
+    assert sum(conclude(parts) == "refuted" for parts in claims) / len(claims) < 0.06
 
 
 def test_parts_that_do_not_count_decide_nothing() -> None:

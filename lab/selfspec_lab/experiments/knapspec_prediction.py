@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from selfspec import Engine
 from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
 from selfspec_lab.checks import Check
-from selfspec_lab.decide import LEAST_PAIRS, Status
+from selfspec_lab.decide import interval_test
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.knapspec_scene import MODEL, knapspec_with, measure_profile
 from selfspec_lab.experiments.knapspec_sets import (
@@ -122,23 +123,17 @@ def measure(lab: Lab, amounts: Amounts) -> Data:
 def judge(data: Data) -> Sequence[Check]:
     """Whether TPT correlates better with throughput than acceptance does."""
     tpt, with_head, acceptance = (correlation(data, name) for name in ("tpt", "tpt_with_head", "acceptance"))
-    low, high = _interval_of_difference(data)
+    test = interval_test(tpt - acceptance, partial(_interval_of_difference, data), len(data["sets"]))
     return [
         Check(
             "TPT correlates with the throughput of kept sets better than acceptance does",
-            _status(low, high, len(data["sets"])),
+            test.status,
             f"Pearson's r {tpt:.2f} ({with_head:.2f} with the head counted) against {acceptance:.2f} over "
-            f"{len(data['sets'])} sets; 95 % bootstrap interval of the difference {low:+.2f} to {high:+.2f} (paper: "
-            f"{PAPER['tpt']:.2f} against {PAPER['acceptance']:.2f})",
+            f"{len(data['sets'])} sets; 95 % bootstrap interval of the difference {test.low:+.2f} to {test.high:+.2f} "
+            f"(paper: {PAPER['tpt']:.2f} against {PAPER['acceptance']:.2f})",
+            test=test,
         )
     ]
-
-
-def _status(low: float, high: float, sets: int) -> Status:
-    """As ``paired_test`` decides, for a difference of correlations over kept sets."""
-    if sets < LEAST_PAIRS or low <= 0 <= high:
-        return "undecided"
-    return "holds" if low > 0 else "refuted"
 
 
 def draw(by_tpt: "Axes", by_acceptance: "Axes", data: Data) -> None:
@@ -196,13 +191,13 @@ def _throughputs(data: Data) -> list[float]:
     return [statistics.median(each["tokens_per_second"]) for each in data["sets"]]
 
 
-def _interval_of_difference(data: Data) -> tuple[float, float]:
-    """95 % percentile bootstrap interval over sets of the difference of the two correlations."""
+def _interval_of_difference(data: Data, level: float) -> tuple[float, float]:
+    """Percentile bootstrap interval over sets of the difference of the two correlations."""
     tpt, acceptance = (np.array([each[name] for each in data["sets"]]) for name in ("tpt", "acceptance"))
     throughputs = np.array(_throughputs(data))
     drawn = np.random.default_rng(0).integers(len(throughputs), size=(_RESAMPLES, len(throughputs)))
     differences = _pearson(tpt[drawn], throughputs[drawn]) - _pearson(acceptance[drawn], throughputs[drawn])
-    low, high = np.quantile(differences, [0.025, 0.975])
+    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

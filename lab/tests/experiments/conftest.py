@@ -5,5 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("decide", "experiments.knapspec_prediction"):
-        monkeypatch.setattr(f"selfspec_lab.{module}.LEAST_PAIRS", 2)
+    monkeypatch.setattr("selfspec_lab.decide.LEAST_PAIRS", 2)
