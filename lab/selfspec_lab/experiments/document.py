@@ -50,7 +50,15 @@ def _overview(names: Sequence[str], folders: Collection[Results]) -> str:
             f"| {experiment.number} | [{name}](#{experiment.number}-{name}) | {experiment.source} "
             f"| {' | '.join(cells)} |"
         )
+    if any(times := [_hours(results.values()) for results in folders]):
+        lines.append(f"| | time of all | | {' | '.join(time or '–' for time in times)} |")
     return "\n".join(lines)
+
+
+def _hours(results: Collection[Mapping[str, Any]]) -> str:
+    """How long the experiments took together; empty if of one it is not known."""
+    seconds = [result.get("seconds") for result in results]
+    return "" if None in seconds else f"{sum(filter(None, seconds)) / 3600:.1f} hours"
 
 
 def _model(result: Mapping[str, Any]) -> str:

@@ -93,6 +93,7 @@ def test_results_are_kept_judged_anew_and_documented(tmp_path: Path) -> None:
     assert "(../new/growth.png)" in page
     assert "quick, seed 0" in page
     assert page.count(", 9 minutes.*") == 1, "how long it took"
+    assert "| | time of all | | 0.1 hours |" in page
     path.write_text(json.dumps({**stored, "model": "another"}), encoding="utf-8")
     unfit = read_folders(tmp_path / "new")
     assert unfit[tmp_path / "new"]["growth"]["status"] == "not applicable"
@@ -112,11 +113,13 @@ def test_rounds_are_a_line_each_in_a_result(tmp_path: Path) -> None:
 def test_a_page_has_a_column_for_each_folder_of_results(tmp_path: Path) -> None:
     growth = Growth()
     result = run_experiment(growth, Lab(quick=True))
-    for model in ("one", "folder/other.gguf"):
-        save_result(growth, {**result, "model": model}, tmp_path / "results" / Path(model).stem)
+    untimed = {name: value for name, value in result.items() if name != "seconds"}
+    for model, measured in (("one", untimed), ("folder/other.gguf", {**result, "seconds": 7200})):
+        save_result(growth, {**measured, "model": model}, tmp_path / "results" / Path(model).stem)
     (tmp_path / "results" / "empty").mkdir()
     page = render_document(read_folders(tmp_path / "results"), tmp_path / "page.md")
     assert "| | claim | source | one | other.gguf |" in page
+    assert "| | time of all | | – | 2.0 hours |" in page
     assert page.count("## 1. growth") == 1, "the claim once"
     assert "**one: undecided.**" in page
     assert "(results/other/growth.png)" in page
