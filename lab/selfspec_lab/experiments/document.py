@@ -108,7 +108,8 @@ def _provenance(result: Mapping[str, Any]) -> str:
     stamp = result["stamp"]
     hardware, versions = stamp["hardware"], stamp["versions"]
     amount = "quick" if result["quick"] else "full"
-    took = f", {result['seconds'] / 60:.0f} minutes" if "seconds" in result else ""
+    minutes = max(1, round(result.get("seconds", 0) / 60))
+    took = f", {minutes} minute{'s' if minutes > 1 else ''}" if "seconds" in result else ""
     return (
         f"*{_model(result)}, {amount}, seed {result['seed']}; {hardware['processor']}, {stamp['threads']} threads, "
         f"torch {versions['torch']}, transformers {versions['transformers']}, commit {commit_text(stamp)}, "
