@@ -133,7 +133,7 @@ def overhead(results: Results) -> str:
 
 
 def batches(results: Results) -> str:
-    """Tokens a second of several prompts together: median, lowest and highest."""
+    """Tokens a second of several prompts together: median, lowest and highest; and the ratio to plain decoding."""
     (result,) = results.values()
     found = result["batches"]
     sizes = list(next(iter(found.values())))
@@ -142,7 +142,17 @@ def batches(results: Results) -> str:
         low, high = each["tokens_per_second_spread"]
         return f"{each['tokens_per_second']:.0f} ({low:.0f} to {high:.0f})"
 
-    rows = ([f"`{name}`", *(cell(each[size]) for size in sizes)] for name, each in found.items())
+    def ratio(each: Mapping[str, Any]) -> str:
+        low, high = each["over_plain_spread"]
+        return f"{each['over_plain']:.2f} ({low:.2f} to {high:.2f})"
+
+    plain = next(iter(found))
+    rows = [[f"`{name}`", *(cell(each[size]) for size in sizes)] for name, each in found.items()]
+    rows += [
+        [f"`{name}` ÷ `{plain}`", *(ratio(each[size]) for size in sizes)]
+        for name, each in found.items()
+        if name != plain and "over_plain" in each[sizes[0]]
+    ]
     return grid(["tokens/s", *(f"{size} prompts" if size != "1" else "1 prompt" for size in sizes)], rows)
 
 

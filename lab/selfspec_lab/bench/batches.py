@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from selfspec import Engine, Generation
@@ -44,8 +45,9 @@ def run_batches(options: BatchesOptions, progress: Callable[[str], None] = lambd
     Returns:
         The report, ready for JSON. ``batches`` has by method and number of prompts: ``tokens_per_second`` (all
         outputs together, prompts included in the time), its ratio to plain decoding of one prompt at a time
-        (``speedup``), both with their spreads, ``acceptance_rate``, ``mean_generated_length``, and whether all outputs
-        were ``identical`` to those of plain decoding alone.
+        (``speedup``) and of the same prompts together in the same turn (``over_plain``), each with its spread,
+        ``acceptance_rate``, ``mean_generated_length``, and whether all outputs were ``identical`` to those of plain
+        decoding alone.
 
     Raises:
         SelfSpecError: the model cannot be loaded, or a prompt does not fit its context.
@@ -64,10 +66,9 @@ def run_batches(options: BatchesOptions, progress: Callable[[str], None] = lambd
         engine.warmup(lambda text, name=name: progress(f"{name}: {text}"))  # type: ignore[misc]
 
     expected = [plain.generate(each, max_new_tokens=options.max_new_tokens, ignore_eos=True) for each in prompts]
-    keys = [(name, size) for name in engines for size in options.sizes]
-    samples: dict[Key, list[_Sample]] = {key: [] for key in keys}
+    samples: dict[Key, list[_Sample]] = {key: [] for key in product(engines, options.sizes)}
     for repeat in range(options.repeats):
-        for name, size in in_turn(keys, repeat):
+        for size, name in product(in_turn(options.sizes, repeat), in_turn(list(engines), repeat)):
             progress(f"repeat {repeat + 1} of {options.repeats}: {name}, {size} prompts")
             samples[name, size].append(_sample(engines[name], prompts[:size], options, expected))
     return {
@@ -116,11 +117,15 @@ def _figures(samples: Mapping[Key, Sequence[_Sample]], key: Key) -> dict[str, An
     rounds = sum(output.round_count for output in outputs)
     drafted = sum(output.drafted for output in outputs)
     speeds = [sample.tokens_per_second for sample in own]
-    alone = [sample.tokens_per_second for sample in samples.get((PLAIN, 1), ())]
-    ratios = [speed / base for speed, base in zip(speeds, alone, strict=False)]
+
+    def over(base: Key) -> Measured:
+        others = samples.get(base, ())
+        return Measured.of(speed / other.tokens_per_second for speed, other in zip(speeds, others, strict=False))
+
     return {
         **Measured.of(speeds).fields("tokens_per_second"),
-        **Measured.of(ratios).fields("speedup"),
+        **over((PLAIN, 1)).fields("speedup"),
+        **over((PLAIN, key[1])).fields("over_plain"),
         "acceptance_rate": sum(output.accepted for output in outputs) / drafted if drafted else None,
         "mean_generated_length": sum(output.new_token_count - 1 for output in outputs) / rounds if rounds else None,
         "identical": all(sample.identical for sample in own),

@@ -81,7 +81,7 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 def _print_table(report: Mapping[str, Any]) -> None:
     from rich.table import Table
 
-    table = Table("method", "prompts", "tokens/s", "÷ one plain prompt", "acceptance", "length")
+    table = Table("method", "prompts", "tokens/s", "÷ one plain prompt", "÷ plain together", "acceptance", "length")
     for name, sizes in report["batches"].items():
         for size, figures in sizes.items():
             low, high = figures["tokens_per_second_spread"]
@@ -91,6 +91,7 @@ def _print_table(report: Mapping[str, Any]) -> None:
                 str(size),
                 f"{figures['tokens_per_second']:.1f} ({low:.1f}-{high:.1f})",
                 "" if speedup is None else f"{speedup:.2f}x",
+                f"{figures['over_plain']:.2f}x",
                 "" if acceptance is None else f"{acceptance:.2f}",
                 "" if figures["mean_generated_length"] is None else f"{figures['mean_generated_length']:.2f}",
             )

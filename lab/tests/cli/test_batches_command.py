@@ -50,5 +50,9 @@ def test_batches_of_a_tiny_model(tmp_path: Path) -> None:
             assert each["identical"]
             low, high = each["tokens_per_second_spread"]
             assert 0 < low <= each["tokens_per_second"] <= high
+            low, high = each["over_plain_spread"]
+            assert 0 < low <= each["over_plain"] <= high
     assert report["batches"]["autoregressive"]["1"]["speedup"] == 1.0
+    assert report["batches"]["autoregressive"]["3"]["over_plain"] == 1.0
+    assert report["batches"]["layerskip"]["3"]["over_plain_spread"] != [1.0, 1.0]
     assert report["batches"]["layerskip"]["3"]["acceptance_rate"] > 0
