@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import constants
+from huggingface_hub import constants, is_offline_mode
 
 from selfspec.errors import first_line
 
@@ -21,10 +21,10 @@ _PORTS = {"http": 80, "https": 443}
 def reaching_hub() -> Iterator[None]:
     """Within, the hub's client asks for nothing if the hub cannot be reached, and takes what was downloaded before.
 
-    Else the client tries each of its requests for half a minute, also for files that are there. Behind a proxy it is
-    left to find out by itself.
+    Else the client waits half a minute for each file that is not here, and of every model some are looked for that it
+    does not have. Behind a proxy it is left to find out by itself.
     """
-    if constants.is_offline_mode() or getproxies() or _is_reachable(constants.ENDPOINT):
+    if is_offline_mode() or _has_proxy(constants.ENDPOINT) or _is_reachable(constants.ENDPOINT):
         yield
         return
     constants.HF_HUB_OFFLINE = True
@@ -36,9 +36,13 @@ def reaching_hub() -> Iterator[None]:
 
 def hub_reason(error: Exception) -> str:
     """Why the hub's client failed, in a line that says so if there is no network."""
-    if not constants.is_offline_mode():
-        return first_line(error)
-    return f"{constants.ENDPOINT} cannot be reached (or HF_HUB_OFFLINE is set), and it was not downloaded before"
+    offline = f"{constants.ENDPOINT} cannot be reached, or HF_HUB_OFFLINE is set"
+    return offline if is_offline_mode() else first_line(error)
+
+
+def _has_proxy(address: str) -> bool:
+    """Whether a proxy makes the connections to an address."""
+    return not getproxies().keys().isdisjoint((urlsplit(address).scheme, "all"))
 
 
 def _is_reachable(address: str) -> bool:
@@ -47,6 +51,7 @@ def _is_reachable(address: str) -> bool:
     where = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
 
     def connect() -> None:
+        """Says whether it could connect, once that is known."""
         with contextlib.suppress(OSError), socket.create_connection(where, timeout=SECONDS):
             reached.append(True)
         done.set()

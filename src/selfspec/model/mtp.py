@@ -109,7 +109,7 @@ def read_mtp(model: "PreTrainedModel") -> MtpModules:
     """
     source = _source(model)
     try:
-        found = _find(model, source, download=True)
+        found = _find(model, source, download=not has_head(model))  # what is here is not asked of the hub again
         if found is None:
             raise UnsupportedModelError(
                 f"the checkpoint of this {model.config.model_type} model has no multi-token-prediction head in "
