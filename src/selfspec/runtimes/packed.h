@@ -101,13 +101,14 @@ template <class F, int PLANES, int R, class Weights> struct BlockProduct {
     using Row = RowBlock<PLANES>;
     using Own = Factor<F, PLANES>;
     using Sums = Ints[SIDES][R];
+    using Totals = Floats[SIDES][R];
     static constexpr int halves = Weights::halves;
     const Weights& weights;
     const Row* rows;
 
     // The products of some groups and the integers of the rows, side by side: a sum waits for each of its additions.
     // Sums are held: compilers reorder additions of integers, so that there are more vectors than registers at a time.
-    template <int FROM, int TO> void multiply(Floats (&to)[SIDES][R]) const {
+    template <int FROM, int TO> void multiply(Totals& to) const {
         constexpr int PARTS = Row::PARTS;
         Sums sums[PARTS] = {};
 #pragma GCC unroll 2
@@ -129,7 +130,7 @@ template <class F, int PLANES, int R, class Weights> struct BlockProduct {
     }
     // Calls a function for each side and row.
     template <class Function> static void each(const Function& function) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int row = 0; row < R; row++)
 #pragma GCC unroll 2
             for (int side = 0; side < SIDES; side++) function(side, row);
@@ -217,14 +218,13 @@ template <class F, int PLANES, int R, class Weights> struct BlockProduct {
 #endif
     }
     // Adds the products to sums, which are those of the blocks before.
-    void add(float* sums, long stride) const {
+    void add(Totals& totals) const {
         Floats products[halves][SIDES][R];
         multiply<0, GROUPS / halves>(products[0]);
         if constexpr (halves == 2) multiply<GROUPS / 2, GROUPS>(products[halves - 1]);
         each([&](int side, int row) {
             const Row& own = rows[row];
-            float* to = sums + row * stride + side * LANES;
-            Floats total = load<Floats>(to);
+            Floats& total = totals[side][row];
             const Floats first = products[0][side][row], scale = weights.scale(side, 0);
             if constexpr (halves == 2) {
                 const Floats both = multiply_add(first * scale, products[1][side][row], weights.scale(side, 1));
@@ -237,7 +237,14 @@ template <class F, int PLANES, int R, class Weights> struct BlockProduct {
                 for (int half = 0; half < halves; half++)
                     total = multiply_add(total, weights.minimum(side, half),
                                          spread(halves == 2 ? own.scaled_sums[half] : own.scaled_sum));
-            std::memcpy(to, &total, sizeof(Floats));
+        });
+    }
+    static void read(Totals& to, const float* sums, long stride) {
+        each([&](int side, int row) { to[side][row] = load<Floats>(sums + row * stride + side * LANES); });
+    }
+    static void write(const Totals& from, float* sums, long stride) {
+        each([&](int side, int row) {
+            std::memcpy(sums + row * stride + side * LANES, &from[side][row], sizeof(Floats));
         });
     }
 };
@@ -264,7 +271,11 @@ template <int R, class F, int PLANES, class Weights>
 void add_rows(Weights& weights, const RowBlock<PLANES>*& rows, long& count, float*& sums, long stride) {
     for (; count >= R; count -= R, rows += R, sums += R * stride) {
         if constexpr (SIDES > 1 && Weights::is_read) hold_in_memory(weights);
-        BlockProduct<F, PLANES, R, Weights>{weights, rows}.add(sums, stride);
+        using Own = BlockProduct<F, PLANES, R, Weights>;
+        typename Own::Totals totals;
+        Own::read(totals, sums, stride);
+        Own{weights, rows}.add(totals);
+        Own::write(totals, sums, stride);
     }
 }
 // Adds the products of all rows, at most R at a time. What is read of both sides does not fit the registers, so that it is
@@ -299,6 +310,42 @@ __attribute__((noinline, flatten)) void add_tile(const uint8_t* tile, int lane, 
             add_block<beside<F, PLANES>()>(CodedBlock<F, PLANES>{codes, lane, scales, i}, rows, count, sums, stride);
         }
     }
+}
+
+// Numbers of rows whose sums stay in registers from block to block. Fewer take as long as reading their weights; on Zen 5
+// these take 0.9 of the time with sums in memory, whose additions wait for the store of the block before. Only where a
+// vector is as wide as a tile and bytes are multiplied is there room for them beside the products.
+template <int PLANES>
+using Kept = std::conditional_t<LANES == TILE && multiplies_bytes && PLANES < 3, std::integer_sequence<int, 8, 7, 6, 5>,
+                                std::integer_sequence<int>>;
+
+// Adds the products of R rows and a tile over the blocks from ``first`` to ``last``.
+template <class F, int PLANES, int R>
+__attribute__((noinline, flatten)) void add_kept(const uint8_t* tile, const RowBlock<PLANES>* rows, long first, long last,
+                                                 float* sums, long stride) {
+    using Weights = CodedBlock<F, PLANES>;
+    using Own = BlockProduct<F, PLANES, R, Weights>;
+    typename Own::Totals totals;
+    Own::read(totals, sums, stride);
+    const uint8_t* unit = tile + first / F::blocks * F::bytes;
+    const long soon = fetched_soon.of(R);
+    for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
+        const typename F::Scales scales(unit, 0);
+        fetch(unit, F::head, soon);
+        for (int i = 0; i < F::blocks; i++, rows += R) {
+            const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
+            fetch(codes, Codes<F::bits>::bytes, soon);
+            const Weights weights{codes, 0, scales, i};
+            Own{weights, rows}.add(totals);
+        }
+    }
+    Own::write(totals, sums, stride);
+}
+// The same if there are as many rows.
+template <class F, int PLANES, int... R>
+bool add_kept(const uint8_t* tile, const RowBlock<PLANES>* rows, long count, long first, long last, float* sums, long stride,
+              std::integer_sequence<int, R...>) {
+    return ((count == R && (add_kept<F, PLANES, R>(tile, rows, first, last, sums, stride), true)) || ...);
 }
 
 // Adds the products of R rows and a block of floats of a tile.
@@ -382,7 +429,7 @@ template <class T, int PLANES> struct Packed {
                 float* own = sums + column - from;
                 if constexpr (F::is_float)
                     add_float_tile<F>(tile, rows, count, first, last, own, stride);
-                else
+                else if (!add_kept<F>(tile, rows, count, first, last, own, stride, Kept<PLANES>()))
                     for (int lane = 0; lane < TILE; lane += JOINT)
                         add_tile<F, PLANES>(tile, lane, rows, count, first, last, own + lane, stride);
             });
