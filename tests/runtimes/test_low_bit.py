@@ -14,15 +14,17 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, StableLmConfig
 
 from helpers.kernels import needs_kernels
+from helpers.low_bit_model import random_model
 from selfspec import loading
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.gpu import packing
 from selfspec.model.forward import Forward
-from selfspec.runtimes import kernels
+from selfspec.runtimes import kernels, products
 from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
 from selfspec.runtimes.packed import PackedWeights, look_up
 from selfspec.runtimes.precision import MixedPrecision, Precision
 from selfspec.runtimes.products import CompiledProduct, LowBitProduct
+from selfspec.runtimes.quantise import quantise_in_place
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 
@@ -416,8 +418,8 @@ def test_bytes_are_known_before_and_are_those_allocated(monkeypatch: pytest.Monk
     made: list[int] = []
     make = PackedWeights.of
 
-    def noted(weight: torch.Tensor, form: PackedFormat) -> PackedWeights:
-        made.append((copy := make(weight, form)).bytes)
+    def noted(weight: torch.Tensor, form: PackedFormat, into: PackedWeights) -> PackedWeights:
+        made.append((copy := make(weight, form, into=into)).bytes)
         return copy
 
     monkeypatch.setattr(PackedWeights, "of", noted)
@@ -433,13 +435,30 @@ def test_bytes_are_known_before_and_are_those_allocated(monkeypatch: pytest.Monk
     assert weights * (4 + 16 / 32) / 8 <= own.low_bit_bytes(Precision.of(4)) <= 1.02 * weights * (4 + 16 / 32) / 8
 
 
+@needs_kernels
+def test_copies_of_weights_of_few_bits_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (torch.randn(outputs, 64) for outputs in (48, 24))
+    parts = [PackedWeights.of(each, PackedFormat(8)) for each in (first, second)]
+    product, form = CompiledProduct(LowBitProduct(parts, torch.float32, None)), PackedFormat(4)
+    whole = PackedWeights.of(product.values(), form)
+    monkeypatch.setattr(products, "_AT_ONCE", 40 * 64)
+    assert [(start, len(values)) for start, values in product.pieces()] == [(0, 32), (32, 32), (64, 8)]
+    monkeypatch.setattr(LowBitProduct, "values", lambda _: pytest.fail("all values at once"))
+    own = Target(quantise_in_place(random_model(torch.bfloat16), "int8"))
+    own.at(Precision.of(4))
+    copy = own._low_bit._copy(product, form)
+    assert isinstance(copy, CompiledProduct)
+    assert isinstance(copy.product, LowBitProduct)
+    assert torch.equal(copy.product.parts[0].tiles, whole.tiles)
+
+
 def test_copies_are_made_once_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[PackedFormat] = []
     make = PackedWeights.of
 
-    def noted(weight: torch.Tensor, form: PackedFormat) -> PackedWeights:
+    def noted(weight: torch.Tensor, form: PackedFormat, into: PackedWeights) -> PackedWeights:
         made.append(form)
-        return make(weight, form)
+        return make(weight, form, into=into)
 
     monkeypatch.setattr(PackedWeights, "of", noted)
     own = Target(target("llama").model)

@@ -187,7 +187,9 @@ class LowBitCopies:
 
     def _copy(self, product: Product, form: PackedFormat) -> Product:
         """A product of a copy of the weights of another."""
-        packed = PackedWeights.of(product.values(), form)
+        packed = PackedWeights.empty(*product.shape, form)
+        for first, values in product.pieces():
+            PackedWeights.of(values, form, into=packed.rows(first, len(values)))
         return CompiledProduct(LowBitProduct([packed], product.dtype, product.bias))
 
     def _written_out(self, precision: AnyPrecision) -> MixedPrecision:

@@ -41,14 +41,16 @@ class PackedWeights:
     """int32 ``[inputs]``: the place in a row of each input that is stored; ``None`` where it is the same."""
 
     @staticmethod
-    def of(weight: torch.Tensor, form: PackedFormat) -> "PackedWeights":
+    def of(weight: torch.Tensor, form: PackedFormat, *, into: "PackedWeights | None" = None) -> "PackedWeights":
         """Low-bit copies of weights ``[outputs, inputs]``, contiguous, in a dtype that has kernels.
 
         The format is a symmetric one. Of some scales near the one that maps the value of largest magnitude to the
-        lowest integer, a group gets that of least squared error. Values are rounded to the nearest integer.
+        lowest integer, a group gets that of least squared error. Values are rounded to the nearest integer. They are
+        written ``into`` others where given.
         """
         outputs, inputs = weight.shape
-        packed = PackedWeights.empty(outputs, inputs, form)
+        packed = into or PackedWeights.empty(outputs, inputs, form)
+        assert (packed.outputs, packed.inputs, packed.form) == (outputs, inputs, form)
         pack = getattr(load(), f"pack_{DTYPES[weight.dtype]}")
         sizes = inputs, outputs, torch.get_num_threads()
         pack(weight.data_ptr(), form.number, packed.tiles.data_ptr(), *sizes)

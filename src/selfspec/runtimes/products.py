@@ -3,7 +3,7 @@
 import ctypes
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from selfspec.gpu import load_kernels
 from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, load, row_limit
-from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, multiply
+from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, look_up, multiply
 from selfspec.runtimes.structures import Linear
 from selfspec.runtimes.threads import THREADS
 
@@ -23,6 +23,9 @@ Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 _ALIGNMENT = 64
 """Bytes to which torch aligns a tensor; products of a view without this alignment could differ in the last bits."""
+
+_AT_ONCE = 1 << 24
+"""Weights of few bits that are floats at a time where their values are asked for in parts."""
 
 _WATCHING = "transformers.utils.output_capturing"
 """The module of transformers' hooks that record hidden states and attention weights."""
@@ -136,6 +139,10 @@ class Product(ABC):
     def values(self) -> torch.Tensor:
         """The weights ``[outputs, inputs]`` in a dtype that has kernels; made anew where they are low-bit ones."""
 
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The values in parts that follow each other, each with its first weight row, a multiple of ``TILE``."""
+        yield 0, self.values()
+
     @abstractmethod
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``.
@@ -203,6 +210,14 @@ class LowBitProduct(Product):
         """What the weights stand for, float32."""
         return torch.cat([part.unpack() for part in self.parts])
 
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The same in parts: whole, the floats would take up to eight times the memory of the weights."""
+        outputs, inputs = self.shape
+        most = max(1, _AT_ONCE // (inputs * TILE)) * TILE
+        for first in range(0, outputs, most):
+            rows = torch.arange(first, min(outputs, first + most), device=self.parts[0].tiles.device)
+            yield first, look_up(self.parts, rows, torch.float32)
+
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
         rows = hidden_states.contiguous()
@@ -229,6 +244,10 @@ class KernelProduct(Product):
     def values(self) -> torch.Tensor:
         """The weights ``[outputs, inputs]``."""
         return self.product.values()
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """See ``Product.pieces``."""
+        return self.product.pieces()
 
 
 class CompiledProduct(KernelProduct):
