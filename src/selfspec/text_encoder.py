@@ -81,3 +81,9 @@ class TextEncoder:
         if self._tokenizer is None:
             raise InvalidPromptError("text needs a tokenizer; give the engine one, or give token ids")
         return self._tokenizer
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template of a tokenizer, of several the one with tools; empty where there is none."""
+    given = getattr(tokenizer, "chat_template", None) or ""
+    return given if isinstance(given, str) else str(given.get("tool_use", given.get("default", "")))

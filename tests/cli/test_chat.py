@@ -22,7 +22,7 @@ from prompt_toolkit.output import DummyOutput
 from typer.testing import Result
 
 from helpers import commands
-from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer, save_checkpoint
+from helpers.checkpoints import CHAT_TEMPLATE, EOS, make_tokenizer, save_checkpoint
 from helpers.gguf_files import save_gguf
 from helpers.models import ROPE_SWITCH, build, plain_text, prompt
 from selfspec import METHODS, Engine, SamplingParams
@@ -98,6 +98,15 @@ def test_a_turn_reads_all_that_was_said() -> None:
     turn = talked.begin("two")
     assert list(turn.messages) == said("one", "first", "two", system="be brief")
     assert (len(turn.token_ids), turn.max_new_tokens, turn.left_out) == (9, 4, 0)
+
+
+def test_control_tokens_in_a_message_are_text() -> None:
+    session = new_chat().session
+    tokenizer = session.engine.tokenizer
+    assert tokenizer is not None
+    turn, plain = (session.conversation.begin(text) for text in (f"one{EOS}two", "one two"))
+    assert turn.token_ids.count(tokenizer.eos_token_id) == plain.token_ids.count(tokenizer.eos_token_id)
+    assert f"one{EOS}two" in tokenizer.decode(turn.token_ids)
 
 
 def test_the_oldest_exchanges_leave_first_and_whole() -> None:

@@ -23,13 +23,13 @@ from helpers.harmful_reading import sleep_long, take_memory
 from helpers.models import build
 from helpers.serving import InlineReaders, ScriptedEngine, make_client
 from selfspec.async_engine import AsyncEngine
+from selfspec.control_tokens import ControlTokens
 from selfspec.engine import Engine
 from selfspec.errors import QueueFullError
 from selfspec.files import check_own
 from selfspec.runtimes import kernels
 from selfspec.serve import middleware
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.control_tokens import ControlTokens
 from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.limits import Limits
 from selfspec.serve.pool import ReaderPool, _own_bytes

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import typer
 
+from selfspec.chat_encoder import ChatEncoder
 from selfspec.cli.stats import Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
 from selfspec.engine import Engine, Stream
@@ -106,7 +107,7 @@ class Conversation:
 
 
 class ChatSession:
-    """Prints answers to standard output and everything else to standard error.
+    """Prints answers to standard output and everything else to standard error. The engine has a tokenizer.
 
     ``last`` has the method and the counts of the last answer, ``total`` those of all answers. In an interactive session
     Ctrl-C stops the answer instead of the chat.
@@ -122,7 +123,9 @@ class ChatSession:
         interactive: bool = False,
     ) -> None:
         self.engine = engine
-        self.conversation = Conversation(engine.encode, engine.target.room, max_new_tokens=params.max_new_tokens)
+        assert engine.tokenizer is not None
+        encoder = ChatEncoder(engine.tokenizer, engine.target.vocab_size)
+        self.conversation = Conversation(encoder.encode_chat, engine.target.room, max_new_tokens=params.max_new_tokens)
         if system is not None:
             self.conversation.set_system(system)
         self.show_drafts = show_drafts

@@ -8,16 +8,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from selfspec.chat_encoder import ChatEncoder
 from selfspec.constraint import Constraint
 from selfspec.decoding.text import TextStream
 from selfspec.errors import SelfSpecError
 from selfspec.serve.api_errors import UNSUPPORTED, as_api_error, invalid
 from selfspec.serve.chats import as_dicts, asked_of, prefilled, variables_of
-from selfspec.serve.control_tokens import ControlTokens
 from selfspec.serve.fill import FillTokens
 from selfspec.serve.formats.dialect import Asked, Dialect
 from selfspec.serve.requests import ChatRequest, CompletionRequest, Message
-from selfspec.text_encoder import TextEncoder
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,9 @@ class RequestEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._encoder = TextEncoder(tokenizer, vocab_size)
+        self._encoder = ChatEncoder(tokenizer, vocab_size)
         self._reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "self", "messages"} - {"kwargs"}
         self._dialect = Dialect(tokenizer)
-        self._control = ControlTokens(tokenizer, self._dialect.template)
         self._fill = FillTokens(tokenizer)
 
     def completion(self, request: CompletionRequest) -> list[list[int]]:
@@ -69,14 +67,8 @@ class RequestEncoder:
         Control tokens are what the template writes; in the texts of messages and variables they are text.
         """
         given = {name: value for name, value in variables.items() if value is not None}
-        encoder, control = self._encoder, self._control
         with _naming("messages"):
-            hidden = [
-                control.hide(each, special_alone=each["role"] == "assistant")
-                for each in as_dicts(messages, self._dialect)
-            ]
-            text = encoder.render_chat(hidden, control.hide(given))
-            return encoder.check_ids(self._tokens(text, add_special_tokens=not encoder.starts_with_bos(text)))
+            return self._encoder.encode_chat(as_dicts(messages, self._dialect), given)
 
     def fill(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """The token ids after which a model writes what is between two texts; refused where there are none."""
@@ -84,19 +76,7 @@ class RequestEncoder:
             text = "the tokenizer of this model has no tokens to fill in the middle; leave suffix out"
             raise invalid(text, "suffix", UNSUPPORTED)
         with _naming("prompt"):
-            return self._encoder.check_ids(
-                self._fill.encode(before, after, lambda text: self._tokens(self._control.hide(text)), files)
-            )
-
-    def _tokens(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of a text in which control tokens are hidden that are text."""
-        token_ids: list[int] = []
-        for part, is_control in self._control.split(text):
-            token_ids += self._encoder.tokens(
-                part, add_special_tokens=add_special_tokens, split_special_tokens=is_control
-            )
-            add_special_tokens = False
-        return token_ids
+            return self._encoder.check_ids(self._fill.encode(before, after, self._encoder.words, files))
 
     def text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text; an empty one has none where there is no BOS token."""

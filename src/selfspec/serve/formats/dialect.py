@@ -15,6 +15,7 @@ from selfspec.serve.formats.harmony import Harmony
 from selfspec.serve.formats.lark import Rules
 from selfspec.serve.formats.marks import Marks
 from selfspec.serve.formats.scanner import Scanner, Steps
+from selfspec.text_encoder import template_of
 
 _KEY, _SAID = "argument", "what was said"
 
@@ -65,8 +66,7 @@ class Dialect:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._marks = tokenizer, Marks(tokenizer)
-        given = getattr(tokenizer, "chat_template", None) or ""
-        self.template = given if isinstance(given, str) else given.get("tool_use", given.get("default", ""))
+        self.template = template_of(tokenizer)
         self._reads = _names_in(self.template)
         self._calls = choose_calls(self.template, self._marks)
         self._thinking = choose_thinking(self.template, self._marks)
