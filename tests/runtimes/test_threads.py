@@ -31,16 +31,16 @@ class Machine:
         waits = 3.0 if threads > self.cores - self.busy else 1.0
         return work / threads * waits
 
-    def calls(self, seconds: float) -> None:
-        """Calls of one to four rows, one after the other, for some time."""
+    def calls(self, seconds: float, forwards: int = 1) -> None:
+        """Calls of one to four rows, one after the other, for some time, each of some forwards."""
         end, call = self.clock.now + seconds, 0
         while self.clock.now < end:
             call += 1
             count, rows = self.threads.take(), 1 + call % 4
-            took = self.seconds(count, rows) * (1.0 + 0.02 * (call % 3))
+            took = forwards * self.seconds(count, rows) * (1.0 + 0.02 * (call % 3))
             self.clock.now += took
             self.taken.append(count)
-            self.threads.measured(rows, count, took)
+            self.threads.measured(rows, count, took, forwards)
 
 
 def test_a_quiet_machine_keeps_all_threads() -> None:
@@ -72,6 +72,15 @@ def test_the_first_try_beside_a_busy_process_finds_that_fewer_are_faster() -> No
     machine.calls(0.5)
     assert machine.threads.settled == 1
     assert machine.taken[before:].count(2) <= 3
+
+
+def test_one_slow_run_of_forwards_and_one_with_fewer_threads_are_enough() -> None:
+    machine = Machine(2)
+    machine.calls(4, forwards=12)
+    machine.busy, before = 1, len(machine.taken)
+    machine.calls(5, forwards=12)
+    assert machine.taken[before : before + 3] == [2, 1, 1]
+    assert machine.threads.settled == 1
 
 
 def test_a_single_slow_call_begins_no_try() -> None:

@@ -26,13 +26,15 @@ _SLOWER = 1.4
 """Times as long as usual that recent calls take when fewer threads are tried at once."""
 
 _RECENT = 3
-"""Recent calls; what a try is compared with is how long they took, at the median: two of them have to be slow."""
+"""Recent calls; what a try is compared with is how long they took, at the median: two of them have to be slow. One is
+enough if it took ``_SECONDS``: its threads waited for each other many times.
+"""
 
 _FASTER = 0.93
 """Times as long as recent calls that those of a try may take for its number to be kept."""
 
-_CALLS, _SECONDS = 4, 0.05
-"""Of a try: calls with a kind that is known, or their time, whichever is reached first."""
+_FORWARDS, _SECONDS = 4, 0.05
+"""Of a try: forwards of calls with a kind that is known, or their time, whichever is reached first."""
 
 _HOPELESS = 1.3
 """Times as long as recent calls at which a try ends early, after ``_LEAST`` seconds."""
@@ -59,7 +61,7 @@ class _Try:
     now: float
     """Times as long as usual that calls took right before."""
 
-    calls: int = 0
+    forwards: int = 0
     strange: int = 0
     seconds: float = 0.0
     usual: float = 0.0
@@ -113,36 +115,38 @@ class ThreadCount:
                 self._start(most)
         return self._current
 
-    def measured(self, kind: Hashable, count: int, seconds: float) -> None:
+    def measured(self, kind: Hashable, count: int, seconds: float, forwards: int = 1) -> None:
         """Takes note of a call's time.
 
         Args:
-            kind: calls of one kind take about the same time, such as those with the same sublayers and number of rows.
+            kind: forwards of one kind take about the same time, such as those with the same sublayers and rows.
             count: threads that it took.
             seconds: that it took.
+            forwards: one after the other in the call.
         """
         if self._highest == 1:
             return
         with self._lock:
             if self._try is not None and count == self._counts[self._try.level]:
-                self._follow(self._try, kind, seconds)
+                self._follow(self._try, kind, seconds, forwards)
             elif count == self._counts[self._level]:
-                self._learn(kind, seconds)
+                self._learn(kind, seconds, forwards)
 
-    def _learn(self, kind: Hashable, seconds: float) -> None:
+    def _learn(self, kind: Hashable, seconds: float, forwards: int) -> None:
         """A call with the settled number."""
         usual = self._usual.get(kind)
         if usual is None:
             if len(self._usual) >= _KINDS:
                 self._usual.clear()
-            self._usual[kind] = seconds
+            self._usual[kind] = seconds / forwards
             return
-        ratio = min(seconds / usual, _MOST_RATIO)
+        ratio = min(seconds / forwards / usual, _MOST_RATIO)
         self._recent.append(ratio)
         self._usual[kind] = usual * (1 + (_RISE if ratio > 1 else _FALL) * (ratio - 1))
-        if len(self._recent) < _RECENT:
+        long = seconds >= _SECONDS and ratio > _SLOWER
+        if len(self._recent) < _RECENT and not long:
             return
-        now = median(self._recent)
+        now = ratio if long else median(self._recent)
         slower = now > _SLOWER and self._level + 1 < len(self._counts)
         early = self._patience - max(_SHORTEST, self._patience / 8) if slower else 0.0
         if self._clock() >= self._next_try - early:
@@ -156,23 +160,24 @@ class ThreadCount:
         self._turn += 1
         return others[self._turn % len(others)]
 
-    def _follow(self, current: _Try, kind: Hashable, seconds: float) -> None:
+    def _follow(self, current: _Try, kind: Hashable, seconds: float, forwards: int) -> None:
         """A call of a try."""
-        current.found[kind] = min(seconds, current.found.get(kind, seconds))
+        each = seconds / forwards
+        current.found[kind] = min(each, current.found.get(kind, each))
         usual = self._usual.get(kind)
         if usual is None:
             current.strange += 1
             if current.strange < _STRANGE:
                 return
         else:
-            current.calls += 1
+            current.forwards += forwards
             current.seconds += seconds
-            current.usual += usual
-        ratio = current.seconds / (current.usual * current.now) if current.calls else 1.0
+            current.usual += usual * forwards
+        ratio = current.seconds / (current.usual * current.now) if current.forwards else 1.0
         enough = (
-            current.calls >= _CALLS
+            current.forwards >= _FORWARDS
             or current.strange >= _STRANGE
-            or (current.calls > 1 and current.seconds >= _SECONDS)
+            or (current.forwards > 1 and current.seconds >= _SECONDS)
         )
         if not enough and not (ratio > _HOPELESS and current.seconds >= _LEAST):
             return
