@@ -97,6 +97,8 @@ _AUTO_OTHERS = _runs(
     "tiny-x8-auto-spec-bench-sampled",
     "tiny-early-exit-x8-auto-spec-bench",
     "tiny-early-exit-x8-auto-gsm8k",
+    "qwen-spec-bench",
+    "qwen-humaneval",
 )
 
 
@@ -123,8 +125,8 @@ BLOCKS: dict[str, Block] = {
         ("rows-smollm2-amx-bf16-cpu",), "python benchmarks/rows.py --model smollm2 --out FILE", _only(rows.table)
     ),
     "activations": Block(
-        tuple(f"gguf-qwen-q4_k_m-{kind}" for kind in ("exact", "perplexity", "exact-perplexity")),
-        f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity",
+        ("gguf-qwen-q4_k_m-exact", "gguf-qwen-q4_k_m-perplexity"),
+        f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity --reference",
         tables.activations,
     ),
     "auto": Block((*_AUTO_SMOLLM2, *_AUTO_OTHERS), _RUN, _auto),

@@ -60,18 +60,16 @@ def _to_llama(result: Mapping[str, Any], figure: str) -> float:
 
 def activations(results: Results) -> str:
     """Rows of 8 bits and exact ones: speed and perplexity."""
-    speed = next(each["figures"] for each in results.values() if "exact" in each["candidates"])
-    perplexities = {
-        "exact" if each["options"]["option"] else name: found["perplexity"]
-        for each in results.values()
-        for name, found in each["figures"].get("perplexity", {}).items()
-    }
+    figures = {name: found for each in results.values() for name, found in each["figures"].items()}
     names = (PLAIN, "exact", LLAMA)
     rows = [
-        [LABELS[figure], *(f"{speed[figure][name]['median']:.{digits}f}" for name in names)]
+        [LABELS[figure], *(f"{figures[figure][name]['median']:.{digits}f}" for name in names)]
         for figure, digits in (("prompt_tokens_per_second", 0), *((f"rows_{count}", 2) for count in (2, 4, 8, 16)))
     ]
-    rows.append(["perplexity", *(f"{perplexities[name]:.3f}" for name in names)])
+    found = [figures["perplexity"][name] for name in names]
+    rows.append(["perplexity", *(f"{each['perplexity']:.3f}" for each in found)])
+    ratios = (f"{each['ratio']:.4f} ± {each['standard_error']:.4f}" for each in found)
+    rows.append(["÷ that of float32 weights", *ratios])
     return grid(["", "rows of 8 bits", "exact rows", LLAMA], rows)
 
 
