@@ -83,11 +83,12 @@ class Comparison:
                         task(name, asked[name])
 
     def measure_memory(self) -> None:
-        """Memory in fresh processes, one after another."""
+        """Memory in fresh processes, one after another; ``auto`` prepares as on a new machine."""
         for name in self._without_lookup():
             _say(f"{name}: memory")
             with self.start(name, lean=True) as side:
                 self.samples["loaded_bytes"][name].append(side.ask("memory")["resident_bytes"])
+                side.ask("forget")
                 side.ask("warm_up")
                 side.ask("generate", token_ids=self._questions.long, max_new_tokens=_MEMORY_TOKENS, eos_ids=[])
                 self.samples["peak_bytes"][name].append(side.ask("memory")["peak_bytes"])

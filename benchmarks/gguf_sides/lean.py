@@ -41,6 +41,9 @@ class LeanLlamaCpp:
         """Resident bytes now and at their peak."""
         return resident_memory()
 
+    def forget(self) -> None:
+        """Nothing: llama.cpp keeps nothing."""
+
     def warm_up(self) -> None:
         """Nothing: llama.cpp prepares while it loads."""
 

@@ -33,6 +33,13 @@ class Selfspec:
         """Resident bytes now and at their peak."""
         return resident_memory()
 
+    def forget(self) -> None:
+        """Removes what ``auto`` has kept of the model: warming up takes then what it takes for the first time."""
+        from selfspec.methods.auto.preparation import FOLDER
+        from selfspec.runtimes.costs.store import kept_file
+
+        kept_file(self._engine.target, FOLDER).remove()
+
     def warm_up(self) -> None:
         """Does ahead what would slow down the first output."""
         self._engine.warmup()

@@ -34,7 +34,9 @@ from selfspec.runtimes.trial_table import DeviceTrial, Tried
 _FORMAT = 7
 """Of what is kept; raised where trials or their meaning change, so that all machines measure again."""
 
-_FOLDER = "auto"
+FOLDER = "auto"
+"""Of the cache folder, with what is kept of models."""
+
 _TEXT = 192
 _SHARE_FOR_TEXT = 0.25
 _SHARE_FOR_COSTS = 0.3
@@ -98,7 +100,7 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
     if kept is None:
         kept = _find_out(target, settings, progress)
         if not kept.verify.disturbed:
-            kept_file(target, _FOLDER).write({"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
+            kept_file(target, FOLDER).write({"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
     kept = _with_copies(target, kept, progress)
     warn_of_memory(kept, settings)
     return kept
@@ -110,7 +112,7 @@ def start_over(target: Target, settings: AutoSettings, made: Trial | None = None
     A layer draft whose low-bit weights are ``made`` stays, with estimated costs: those of another one would be made
     anew, and take memory beside them.
     """
-    kept_file(target, _FOLDER).remove()
+    kept_file(target, FOLDER).remove()
     estimate = _estimate(target, settings)
     if made is None:
         return estimate
@@ -256,7 +258,7 @@ def _with_copies(target: Target, preparation: Preparation, progress: Callable[[s
 
 
 def _read(target: Target, settings: AutoSettings) -> Preparation | None:
-    kept = kept_file(target, _FOLDER).read()
+    kept = kept_file(target, FOLDER).read()
     if kept is None or (kept.get("format"), kept.get("terms")) != (_FORMAT, _terms(settings)):
         return None
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
