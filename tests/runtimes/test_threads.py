@@ -22,12 +22,12 @@ class Machine:
     """Cores, some of them busy with other processes: calls that fit the idle cores are fast, others wait for them."""
 
     def __init__(self, cores: int) -> None:
-        self.cores, self.most, self.busy, self.clock = cores, cores, 0, HandClock()
+        self.cores, self.most, self.busy, self.clock, self.work = cores, cores, 0, HandClock(), 0.01
         self.threads = ThreadCount(lambda: self.most, self.clock)
         self.taken: list[int] = []
 
     def seconds(self, threads: int, rows: int) -> float:
-        work = 0.01 * (1 + 0.1 * rows) * self.cores
+        work = self.work * (1 + 0.1 * rows) * self.cores
         waits = 3.0 if threads > self.cores - self.busy else 1.0
         return work / threads * waits
 
@@ -83,8 +83,10 @@ def test_one_slow_run_of_forwards_and_one_with_fewer_threads_are_enough() -> Non
     assert machine.threads.settled == 1
 
 
-def test_a_single_slow_call_begins_no_try() -> None:
+@pytest.mark.parametrize("work", [0.01, 0.1], ids=["a small model", "a large one"])
+def test_a_single_slow_call_begins_no_try(work: float) -> None:
     machine = Machine(2)
+    machine.work = work
     machine.calls(5)
     before = len(machine.taken)
     for busy in [1, 0, 0, 1, 0, 0]:

@@ -27,7 +27,7 @@ _SLOWER = 1.4
 
 _RECENT = 3
 """Recent calls; what a try is compared with is how long they took, at the median: two of them have to be slow. One is
-enough if it took ``_SECONDS``: its threads waited for each other many times.
+enough if it had several forwards and took ``_SECONDS``.
 """
 
 _FASTER = 0.93
@@ -143,7 +143,7 @@ class ThreadCount:
         ratio = min(seconds / forwards / usual, _MOST_RATIO)
         self._recent.append(ratio)
         self._usual[kind] = usual * (1 + (_RISE if ratio > 1 else _FALL) * (ratio - 1))
-        long = seconds >= _SECONDS and ratio > _SLOWER
+        long = forwards > 1 and seconds >= _SECONDS and ratio > _SLOWER
         if len(self._recent) < _RECENT and not long:
             return
         now = ratio if long else median(self._recent)
