@@ -12,11 +12,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#if defined(HAS_TILES)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
 constexpr long INPUTS = 1536;
-constexpr int COUNTS[] = {1, 2, 3, 4, 6, 8, 16};
+constexpr int COUNTS[] = {1, 2, 3, 4, 6, 8, 16, 32, 64};
 
 uint32_t state = 7;
 uint32_t next() { return state = state * 1664525 + 1013904223, state >> 8; }
@@ -47,9 +51,9 @@ template <int NUMBER, int PLANES> void measure(const char* name, long outputs, i
     using W = Packed<bf16, PLANES>;
     std::vector<std::vector<uint8_t>> tiles;
     for (int part = 0; part < parts; part++) tiles.push_back(make_tiles<Format<NUMBER>>(outputs));
-    std::vector<bf16> rows(16 * INPUTS), out(16 * outputs);
+    std::vector<bf16> rows(64 * INPUTS), out(64 * outputs);
     for (bf16& row : rows) row = down<bf16>(float(next() & 0xffff) / 65536 - 0.5f);
-    std::vector<typename W::Row> laid(16 * (INPUTS / BLOCK));
+    std::vector<typename W::Row> laid(64 * (INPUTS / BLOCK));
     std::vector<double> best(std::size(COUNTS), 1e9), best_laid = best;
     for (int repeat = 0; repeat < repeats; repeat++)
         for (size_t i = 0; i < std::size(COUNTS); i++) {
@@ -73,7 +77,7 @@ template <int NUMBER, int PLANES> void measure(const char* name, long outputs, i
     std::printf("%s %d bits", name, 8 * PLANES);
     for (size_t i = 0; i < std::size(COUNTS); i++)
         std::printf("  %d: %.1f", COUNTS[i], best[i] * 1e12 / (double(outputs) * INPUTS * parts));
-    std::printf("  (%.0f)\n", best_laid.back() * 1e12 / (16 * INPUTS));
+    std::printf("  (%.0f)\n", best_laid.back() * 1e12 / (64 * INPUTS));
     std::fflush(stdout);
 }
 template <int PLANES> void measure_all(bool memory) {
@@ -89,6 +93,9 @@ template <int PLANES> void measure_all(bool memory) {
 }  // namespace
 
 int main(int count, char** arguments) {
+#if defined(HAS_TILES)
+    syscall(SYS_arch_prctl, 0x1023, 18);  // permission to use tiles
+#endif
     const bool memory = count > 1 && !std::strcmp(arguments[1], "memory");
     measure_all<1>(memory);
     measure_all<2>(memory);

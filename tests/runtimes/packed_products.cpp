@@ -9,9 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "permission.h"
+
 namespace {
 
-constexpr long INPUTS = 512, OUTPUTS = 40, ROWS_RUN = 11;
+constexpr long OUTPUTS = 40, ROWS_RUN = 37;  // some rows are more than a tile has, and than those of two tiles
+long inputs = 0;  // two units of 256, and one of the format: numbers of blocks that are not a multiple of four, too
 
 uint64_t state = 7;
 uint32_t next() { return uint32_t((state = mix(state + GAMMA)) >> 32); }
@@ -23,7 +26,7 @@ void check(bool holds, const char* what, int format) {
 
 // Tiles of a format: any codes and integers of scales, numbers of 16 bits between 2^-7 and 2^-5 with a sign.
 template <class F> std::vector<uint8_t> random_tiles(bool is_bfloat16, int numbers) {
-    const long units = (OUTPUTS + TILE - 1) / TILE * (INPUTS / F::unit);
+    const long units = (OUTPUTS + TILE - 1) / TILE * (inputs / F::unit);
     std::vector<uint8_t> made(units * F::bytes);
     for (uint8_t& byte : made) byte = uint8_t(next());
     for (long unit = 0; unit < units; unit++)
@@ -70,28 +73,28 @@ template <int NUMBER> std::vector<uint8_t> random_floats() {
 
 template <class T> std::vector<T> run(const Linear& linear, const std::vector<T>& rows, long count, int threads) {
     std::vector<T> out(count * OUTPUTS);
-    product<T>(linear, rows.data(), out.data(), count, INPUTS, OUTPUTS, threads);
+    product<T>(linear, rows.data(), out.data(), count, inputs, OUTPUTS, threads);
     return out;
 }
 
 template <class T> void print_sums(Linear linear, int format, bool is_short) {
     linear.short_rows = is_short;
-    std::vector<T> rows(ROWS_RUN * INPUTS), weights(OUTPUTS * INPUTS);
+    std::vector<T> rows(ROWS_RUN * inputs), weights(OUTPUTS * inputs);
     for (T& value : rows) value = down<T>(next_float() * (next() % 8 ? 1.0f : 0.01f));
     std::vector<int64_t> places(OUTPUTS);
     for (long i = 0; i < OUTPUTS; i++) places[i] = i;
-    std::vector<float> values(OUTPUTS * INPUTS);
-    unpack<float>(linear, places.data(), values.data(), OUTPUTS, INPUTS, 1);
+    std::vector<float> values(OUTPUTS * inputs);
+    unpack<float>(linear, places.data(), values.data(), OUTPUTS, inputs, 1);
     const auto sums = run(linear, rows, ROWS_RUN, 2);
-    for (long count = 1; count <= ROWS_RUN; count++) {
+    for (long count = 1; count <= ROWS_RUN; count += count < 20 ? 1 : 4) {
         const auto some = run(linear, rows, count, 1);
         check(!std::memcmp(some.data(), sums.data(), some.size() * sizeof(T)), "a row depends on others", format);
     }
     for (long row = 0; row < ROWS_RUN; row++)
         for (long i = 0; i < OUTPUTS; i++) {
             double wanted = 0, size = 0;
-            for (long k = 0; k < INPUTS; k++) {
-                const double each = double(up(rows[row * INPUTS + k])) * values[i * INPUTS + k];
+            for (long k = 0; k < inputs; k++) {
+                const double each = double(up(rows[row * inputs + k])) * values[i * inputs + k];
                 wanted += each, size += each * each;
             }
             const double error = std::fabs(up(sums[row * OUTPUTS + i]) - wanted), limit = is_short ? 0.1 : sizeof(T) == 4 ? 1e-4 : 0.02;
@@ -104,9 +107,11 @@ template <class T> void print_sums(Linear linear, int format, bool is_short) {
 }  // namespace
 
 int main() {
+    check(permits_tiles(), "the system does not permit tiles", 0);
     for (int format = 1; format < FORMATS; format++)
         with_format(format, [&](auto number) {
             using F = Format<number>;
+            inputs = 512 + F::unit;
             constexpr bool is_grid = number >= GRID2 && number < F16;
             const int numbers = F::has_minimum ? 2 : 1;
             std::vector<uint8_t> tiles;
@@ -117,11 +122,14 @@ int main() {
             else
                 tiles = is_grid ? random_grid<F>() : random_tiles<F>(F::is_symmetric, numbers);
             const Stored part{tiles.data(), OUTPUTS, format};
-            std::vector<int32_t> order(INPUTS);  // of grids: backwards
-            for (long i = 0; i < INPUTS; i++) order[i] = int32_t(INPUTS - 1 - i);
+            std::vector<int32_t> order(inputs);  // of grids: backwards
+            for (long i = 0; i < inputs; i++) order[i] = int32_t(inputs - 1 - i);
             const Linear linear{nullptr, nullptr, &part, 1, 0, is_grid ? order.data() : nullptr};
             print_sums<float>(linear, format, false);
             print_sums<bf16>(linear, format, false);
             print_sums<float>(linear, format, true);
         });
+#if defined(TILE_INSTRUCTIONS)
+    check(byte_tile_products > 0, "no product ran in tiles", 0);
+#endif
 }

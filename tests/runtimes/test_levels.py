@@ -103,7 +103,7 @@ def test_flags_name_the_instructions() -> None:
     assert flags["avx2"] == ("-mavx2", "-mfma", "-mf16c")
     assert flags["avx-vnni"][-1] == "-mavxvnni"
     assert flags["avx512-bf16"][-2:] == ("-mavx512vnni", "-mavx512bf16")
-    assert flags["amx"][-2:] == ("-mamx-tile", "-mamx-bf16")
+    assert flags["amx"][-3:] == ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 
 def test_the_build_needs_no_torch() -> None:

@@ -18,11 +18,13 @@ from selfspec.runtimes.kernel_build import LEVELS, machine, processor_features, 
 FORMATS, ARITHMETICS = 37, 3
 ARM_COMPILER, ARM_EMULATOR, ARM_OBJDUMP = "aarch64-linux-gnu-g++", "qemu-aarch64", "aarch64-linux-gnu-objdump"
 
-OWN = {level.name: level.flags for level in usable_levels(machine(), processor_features()) if level.name != "amx"}
+ALL = {level.name: level.flags for level in usable_levels(machine(), processor_features())}
+OWN = {name: flags for name, flags in ALL.items() if name != "amx"}
 ARM = {level.name: level.flags for level in LEVELS if level.machine == "aarch64"}
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+needs_amx = pytest.mark.skipif("amx" not in ALL, reason="this processor lacks AMX")
 needs_arm = pytest.mark.skipif(
     platform.machine() != "x86_64" or not all(map(shutil.which, ("g++", ARM_COMPILER, ARM_EMULATOR))),
     reason=f"{ARM_COMPILER} and {ARM_EMULATOR} are not installed",
@@ -54,6 +56,22 @@ def lowest(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 @pytest.mark.parametrize("name", list(OWN)[1:])
 def test_every_level_of_this_processor(name: str, lowest: list[list[str]], tmp_path: Path) -> None:
     assert_close(run_program("packed_products.cpp", tmp_path / name, "g++", *OWN[name], "-O1"), lowest)
+
+
+@pytest.fixture(scope="module")
+def highest(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What the highest level of this processor computes without tiles."""
+    folder = tmp_path_factory.mktemp("highest")
+    return run_program("packed_products.cpp", folder / "highest", "g++", *list(OWN.values())[-1], "-O1")
+
+
+@needs_compiler
+@pytest.mark.skipif("avx512-vnni" not in OWN, reason="this processor lacks AVX-512 VNNI")
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=needs_amx)])
+def test_tiles(real: bool, highest: list[list[str]], tmp_path: Path) -> None:
+    """Bit for bit what vectors give."""
+    flags = ALL["amx"] if real else (*list(OWN.values())[-1], '-DTILE_INSTRUCTIONS="tile_emulation.h"')
+    assert run_program("packed_products.cpp", tmp_path / "tiles", "g++", *flags, "-O1") == highest
 
 
 @needs_compiler

@@ -12,7 +12,7 @@
 
 namespace {
 
-std::atomic<long> tile_products{0};
+std::atomic<long> tile_products{0}, byte_tile_products{0};
 
 struct EmulatedTiles {
     TileShapes shapes;
@@ -67,9 +67,13 @@ inline float emulated_bf16(int tile, long row, long index) {
     return flushed(value);
 }
 
+inline void demand_shapes(int sums, int a, int b) {
+    demand(rows_of(sums) == rows_of(a) && bytes_of(sums) == bytes_of(b), "the shapes of sums and factors differ");
+    demand(bytes_of(a) == 4 * rows_of(b), "the shapes of the factors differ");
+}
+
 template <int C, int A, int B> inline void multiply_tiles() {
-    demand(rows_of(C) == rows_of(A) && bytes_of(C) == bytes_of(B), "the shapes of sums and factors differ");
-    demand(bytes_of(A) == 4 * rows_of(B), "the shapes of the factors differ");
+    demand_shapes(C, A, B);
     for (long i = 0; i < rows_of(C); i++)
         for (long j = 0; j < bytes_of(C) / 4; j++) {
             float sums[2] = {};
@@ -82,6 +86,20 @@ template <int C, int A, int B> inline void multiply_tiles() {
             std::memcpy(emulated.tiles[C][i] + 4 * j, &total, 4);
         }
     tile_products++;
+}
+
+template <int C, int A, int B> inline void multiply_tiles_of_bytes() {
+    demand_shapes(C, A, B);
+    for (long i = 0; i < rows_of(C); i++)
+        for (long j = 0; j < bytes_of(C) / 4; j++) {
+            int32_t total;
+            std::memcpy(&total, emulated.tiles[C][i] + 4 * j, 4);
+            for (long p = 0; p < rows_of(B); p++)
+                for (int t = 0; t < 4; t++)
+                    total += int8_t(emulated.tiles[A][i][4 * p + t]) * int8_t(emulated.tiles[B][p][4 * j + t]);
+            std::memcpy(emulated.tiles[C][i] + 4 * j, &total, 4);
+        }
+    byte_tile_products++;
 }
 
 }  // namespace

@@ -8,10 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#if defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "permission.h"
 
 namespace {
 
@@ -95,9 +92,7 @@ void run(long k, long n, std::initializer_list<long> counts, int threads, float 
 }  // namespace
 
 int main() {
-#if defined(__AMX_BF16__)
-    check(!syscall(SYS_arch_prctl, 0x1023, 18), "the system does not permit tiles");
-#endif
+    check(permits_tiles(), "the system does not permit tiles");
     run(1, 1, {2, 20}, 1);
     run(32, 16, {2, 3, 4, 5, 16, 17, 18}, 1);
     run(31, 15, {2, 7, 16, 33}, 1);

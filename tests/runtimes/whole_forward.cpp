@@ -9,10 +9,7 @@
 #include <cstdlib>
 #include <deque>
 
-#if defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "permission.h"
 
 namespace {
 
@@ -167,9 +164,7 @@ template <class T> void run(int bits) {
 }  // namespace
 
 int main() {
-#if defined(__AMX_BF16__)
-    check(!syscall(SYS_arch_prctl, 0x1023, 18), "the system does not permit tiles");
-#endif
+    check(permits_tiles(), "the system does not permit tiles");
     for (int bits : {0, 8, 6, 4}) run<float>(bits), run<bf16>(bits);
 #if defined(TILE_INSTRUCTIONS)
     check(tile_products > 0, "no product ran in tiles");

@@ -72,7 +72,7 @@ LEVELS = (
     _x86("avx512", *_AVX512),
     _x86("avx512-vnni", *_VNNI),
     _x86("avx512-bf16", *_BF16),
-    _x86("amx", *_BF16, "amx_tile", "amx_bf16"),
+    _x86("amx", *_BF16, "amx_tile", "amx_bf16", "amx_int8"),
     Level("neon", "aarch64"),
     _arm("neon-dot", "dotprod"),
     _arm("neon-i8mm", "dotprod", "i8mm"),

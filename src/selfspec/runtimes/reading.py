@@ -2,8 +2,9 @@
 
 Weights in the dtype of the rows are read one weight row after the other or several side by side, through the outer
 caches or past them: ``Reading`` of ``product.h``. Those of few bits are fetched into the first cache nearer or farther
-ahead of their use: ``fetched_soon`` of ``packed.h``. All ways give the same bits. Which is fastest depends on the
-processor, by up to a factor of three, so it is measured once with a model's own weights, and kept in the cache folder.
+ahead of their use: ``fetched_soon`` of ``block_products.h``. All ways give the same bits. Which is fastest depends on
+the processor, by up to a factor of three, so it is measured once with a model's own weights, and kept in the cache
+folder.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ WAYS = (0, 1, 2, 4)
 """Weight rows side by side; 0 for single ones past the outer caches. The number of columns in ``product.h``."""
 
 DISTANCES = (256, 1024, 4096)
-"""The same for weights of few bits: bytes that they are fetched ahead, as ``packed.h`` counts them."""
+"""The same for weights of few bits: bytes that they are fetched ahead, as ``block_products.h`` counts them."""
 
 _TEXTS = {0: "past the caches", 1: "single", 2: "pairs", 4: "widest", 256: "near", 1024: "usual", 4096: "far"}
 

@@ -32,8 +32,9 @@ constexpr bool matches_rows = true;  // bytes are multiplied as matrices of two 
 constexpr bool matches_rows = false;
 #endif
 
-// A block of a row: its values are ``scale`` times integers of 8 * PLANES bits.
-template <int PLANES> struct RowBlock {
+// A block of a row: its values are ``scale`` times integers of 8 * PLANES bits. Planes start where lines of the cache do, or
+// amid them.
+template <int PLANES> struct alignas(BLOCK) RowBlock {
     static constexpr int VECTORS = BLOCK / LANES;
     static constexpr int PARTS = (PLANES + 1) / 2;  // sums that fit 32 bits: over all planes but a third, and over that
     static constexpr bool has_planes = multiplies_bytes || (multiplies_short_bytes && PLANES == 1);

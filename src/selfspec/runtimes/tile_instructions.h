@@ -22,7 +22,7 @@ struct alignas(64) TileShapes {
 #if defined(TILE_INSTRUCTIONS)
 #define HAS_TILES
 #include TILE_INSTRUCTIONS
-#elif defined(__AMX_BF16__)
+#elif defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define HAS_TILES
 
 namespace {
@@ -45,6 +45,10 @@ template <int TILE> inline void store_tile(void* to, long stride) {
 // rounds to nearest, and takes and gives zero for denormal numbers.
 template <int C, int A, int B> inline void multiply_tiles() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+// C[i][j] += sum over p and t < 4 of A[i][4p + t] * B[p][4j + t], of bytes with a sign as integers of 32 bits.
+template <int C, int A, int B> inline void multiply_tiles_of_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
 }  // namespace

@@ -11,13 +11,11 @@
 #include <type_traits>
 
 #include "packed.h"
-#include "tile_instructions.h"
 
 #if defined(HAS_TILES)
 
 namespace {
 
-constexpr long TILE_ROWS = 16;     // of a tile, each of 16 floats or 32 bfloat16 numbers
 constexpr long BLOCKS_AHEAD = 4;   // blocks that each weight row is fetched ahead
 
 // Writes a matrix of 32-bit words, of at most 16 rows and columns, transposed. It may overlap the one that is read.
@@ -53,41 +51,6 @@ inline void transpose(const void* from, long from_stride, void* to, long to_stri
 #endif
 }
 
-// The tiles of products of up to 32 weight rows and up to 32 rows: sums are tiles 0 to 3, weights 4 and 5, rows 6 and 7.
-// To give them their shapes takes as long as many products, so a thread keeps them from one product to the next, until
-// the end of the parallel region, where this object is.
-class TilesOfThread {
-  public:
-    TilesOfThread() = default;
-    TilesOfThread(const TilesOfThread&) = delete;
-    ~TilesOfThread() { release(); }
-
-    static void shape(long outputs, long rows) {
-        const long wanted = outputs * 64 + rows;
-        if (shaped == wanted) return;
-        release();
-        TileShapes shapes;
-        for (int m = 0; m < 2; m++) {
-            const long height = part(outputs, m);
-            if (height) shapes.set(4 + m, height, 64);
-            for (int n = 0; n < 2; n++)
-                if (height && part(rows, n)) shapes.set(2 * m + n, height, 4 * part(rows, n));
-            if (part(rows, m)) shapes.set(6 + m, TILE_ROWS, 4 * part(rows, m));
-        }
-        configure_tiles(shapes);
-        shaped = wanted;
-    }
-    // Of some rows, how many are in the first or the second tile.
-    static long part(long rows, int index) { return std::min(TILE_ROWS, std::max(0L, rows - TILE_ROWS * index)); }
-
-  private:
-    static void release() {
-        if (shaped) release_tiles();
-        shaped = 0;
-    }
-    inline static thread_local long shaped = 0;
-};
-
 // Weights of a product of bfloat16 rows.
 struct Tiled {
     static constexpr long width = 32;  // inputs of a block
@@ -118,11 +81,23 @@ struct Tiled {
     template <int R>
     void band(const Row* rows, long from, long to, long first, long last, float* sums, long stride, bool, Ahead&) const {
         constexpr int N = R > TILE_ROWS ? 2 : 1;
-        TilesOfThread::shape(to - from, R);
+        shape(to - from, R);
         if (to - from > TILE_ROWS)
             multiply<2, N>(rows, R, from, to - from, first, last, sums, stride);
         else
             multiply<1, N>(rows, R, from, to - from, first, last, sums, stride);
+    }
+    // Sums are tiles 0 to 3, weights 4 and 5, rows 6 and 7.
+    static void shape(long outputs, long rows) {
+        TilesOfThread::shape(outputs * 64 + rows, [=](TileShapes& shapes) {
+            for (int m = 0; m < 2; m++) {
+                const long height = part(outputs, m);
+                if (height) shapes.set(4 + m, height, 64);
+                for (int n = 0; n < 2; n++)
+                    if (height && part(rows, n)) shapes.set(2 * m + n, height, 4 * part(rows, n));
+                if (part(rows, m)) shapes.set(6 + m, TILE_ROWS, 4 * part(rows, m));
+            }
+        });
     }
     // M tiles of weight rows times N of rows.
     template <int M, int N>
@@ -182,18 +157,10 @@ struct Tiled {
         for (int m = 0; m < M; m++)
             for (int n = 0; n < N; n++)
                 transpose(totals[m * TILE_ROWS] + n * TILE_ROWS, N * TILE_ROWS,
-                          sums + n * TILE_ROWS * stride + m * TILE_ROWS, stride, TilesOfThread::part(outputs, m),
-                          TilesOfThread::part(count, n));
+                          sums + n * TILE_ROWS * stride + m * TILE_ROWS, stride, part(outputs, m),
+                          part(count, n));
     }
 };
-
-}  // namespace
-
-#else
-
-namespace {
-
-struct TilesOfThread {};
 
 }  // namespace
 
