@@ -15,7 +15,7 @@ namespace {
 #if defined(HAS_TILES)
 // Most rows that are multiplied by codes that are read once; 0 where vectors are as fast: a plane is a product more.
 template <int PLANES>
-constexpr long MOST_TILED = LANES != TILE || !RowBlock<PLANES>::has_planes ? 0 : PLANES == 1 ? 2 * TILE_ROWS : PLANES == 2 ? TILE_ROWS : 0;
+constexpr long MOST_TILED = LANES == TILE && multiplies_bytes && PLANES < 3 ? 2 * TILE_ROWS / PLANES : 0;
 
 // Fewest rows that are multiplied in tiles, which take as long for one row as for 16.
 constexpr long FEWEST_TILED = 10;
@@ -64,11 +64,8 @@ template <class F, int PLANES> class ByteTiles {
                     if constexpr (F::has_minimum) to.minima[half] = block.minimum(0, half);
                 }
 #pragma GCC unroll 8
-                for (int group = 0; group < GROUPS; group++) {
-                    Words words = Codes<F::bits>::read(from, 0, group);
-                    if constexpr (F::looks_up) words = look_up_each(F::values, words);
-                    codes[first + i][group] = (Bytes)words - int8_t(F::offset);
-                }
+                for (int group = 0; group < GROUPS; group++)
+                    codes[first + i][group] = (Bytes)block.factor(0, group).codes[0] - int8_t(Factor<F, PLANES>::offset);
             }
         }
     }

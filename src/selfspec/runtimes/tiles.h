@@ -157,8 +157,7 @@ struct Tiled {
         for (int m = 0; m < M; m++)
             for (int n = 0; n < N; n++)
                 transpose(totals[m * TILE_ROWS] + n * TILE_ROWS, N * TILE_ROWS,
-                          sums + n * TILE_ROWS * stride + m * TILE_ROWS, stride, part(outputs, m),
-                          part(count, n));
+                          sums + n * TILE_ROWS * stride + m * TILE_ROWS, stride, part(outputs, m), part(count, n));
     }
 };
 
