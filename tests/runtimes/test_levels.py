@@ -56,6 +56,33 @@ def test_the_levels_that_a_processor_has() -> None:
     assert names("x86_64", set()) == ["sse2"]
 
 
+X86 = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2\n"
+ARM = "processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: asimd i8mm\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+
+
+@pytest.mark.parametrize(
+    ("listing", "name", "features"),
+    [
+        (X86 + "\n" + X86, "AMD EPYC, family 25 model 17", {"fpu", "avx2"}),
+        (ARM, "aarch64, family 0x41 model 0xd40", {"asimd", "i8mm"}),
+        ("processor\t: 0\n", "aarch64", set()),
+        (None, "aarch64", set()),
+    ],
+)
+def test_the_name_of_the_processor(
+    listing: str | None, name: str, features: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> str:
+        if listing is None:
+            raise FileNotFoundError
+        return listing
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(kernel_build, "machine", lambda: "aarch64")
+    assert kernel_build.processor_name.__wrapped__() == name
+    assert kernel_build.listed_features() == features
+
+
 @pytest.mark.parametrize("name", ["avx3", "neon2", "AVX2"])
 def test_a_level_that_there_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFSPEC_KERNELS", name)
@@ -67,7 +94,7 @@ def test_a_level_that_there_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_tiles_that_are_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = frozenset(ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"})
-    monkeypatch.setattr(kernel_build, "_listed_features", lambda: listed)
+    monkeypatch.setattr(kernel_build, "listed_features", lambda: listed)
     monkeypatch.setattr(kernel_build, "machine", lambda: "x86_64")
     monkeypatch.delenv("SELFSPEC_KERNELS", raising=False)
     monkeypatch.setattr(kernel_build, "_permits_tiles", lambda: True)
@@ -94,7 +121,7 @@ def test_the_description_says_why_a_level_is_not_used(monkeypatch: pytest.Monkey
     not Path("/proc/cpuinfo").exists() or kernel_build.machine() != "x86_64", reason="of Linux on x86-64"
 )
 def test_linux_permits_tiles_where_the_processor_has_them() -> None:
-    if "amx_tile" not in kernel_build._listed_features():
+    if "amx_tile" not in kernel_build.listed_features():
         assert not kernel_build._permits_tiles()
 
 

@@ -19,7 +19,7 @@ import transformers
 import selfspec
 from selfspec.errors import InvalidParameterError
 from selfspec.runtimes.accelerators import device_name
-from selfspec.runtimes.kernel_build import choose_level
+from selfspec.runtimes.kernel_build import choose_level, processor_name
 
 DIRTY_HELP = "measure in a checkout with uncommitted changes; the result and its pages say so"
 
@@ -93,7 +93,7 @@ def make_stamp(device: torch.device, packages: Sequence[str] = ()) -> dict[str, 
         },
         "hardware": {
             "system": f"{platform.system()} {platform.machine()}",
-            "processor": _processor(),
+            "processor": processor_name(),
             "cores": os.cpu_count(),
             "memory_bytes": _memory_bytes(),
             "device": device_name(device),
@@ -144,15 +144,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return finished.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
 
 
 def _memory_bytes() -> int | None:

@@ -92,13 +92,13 @@ def processor_features() -> frozenset[str]:
 
     Those of AMX are left out where Linux does not permit tiles; see ``refusal``.
     """
-    listed = _listed_features()
+    listed = listed_features()
     return frozenset(feature for feature in listed if not feature.startswith("amx_")) if refusal() else listed
 
 
 def refusal() -> str:
     """Why the highest level that the processor has may not be used, in words; empty where there is no such reason."""
-    if "amx_tile" not in _listed_features() or _permits_tiles():
+    if "amx_tile" not in listed_features() or _permits_tiles():
         return ""
     return "AMX is not used: Linux does not permit this process to use its tiles"
 
@@ -116,14 +116,24 @@ def _permits_tiles() -> bool:
     return bool(syscall(*map(ctypes.c_long, (arch_prctl, request_permission, tile_data))) == 0)
 
 
-def _listed_features() -> frozenset[str]:
+def listed_features() -> frozenset[str]:
+    """The processor's instructions, as Linux names them, permitted or not; none on other systems."""
     return frozenset(next(_in_cpuinfo("flags", "Features"), "").split())
 
 
 @lru_cache
 def processor_name() -> str:
-    """The processor's model as Linux names it; elsewhere, or where it names none, its architecture."""
-    return next(filter(None, _in_cpuinfo("model name")), machine())
+    """The processor's model as Linux names it, with the numbers of its design; elsewhere its architecture.
+
+    A virtual machine may name only the brand, as in ``AMD EPYC``: designs years apart have one name then.
+    """
+    name, *numbers = (next(_in_cpuinfo(*names), "") for names in _PROCESSOR)
+    design = " ".join(f"{word} {number}" for word, number in zip(("family", "model"), numbers, strict=True) if number)
+    return ", ".join(filter(None, (name or machine(), design)))
+
+
+_PROCESSOR = (("model name",), ("cpu family", "CPU implementer"), ("model\t", "CPU part"))
+"""What Linux calls a processor's name, family and model: on x86, and on Arm where that differs."""
 
 
 def _in_cpuinfo(*names: str) -> Iterator[str]:

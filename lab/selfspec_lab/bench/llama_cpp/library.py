@@ -4,12 +4,13 @@ import ctypes
 import importlib
 import importlib.util
 import re
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from selfspec.errors import SelfSpecError
+from selfspec.runtimes.kernel_build import listed_features
 from selfspec_lab.bench.stamp import package_version
 
 PACKAGE = "llama-cpp-python"
@@ -79,11 +80,11 @@ def describe_build() -> dict[str, Any]:
     return {
         "version": package_version(PACKAGE),
         "system_info": information,
-        "missing": missing_features(information, processor_flags()),
+        "missing": missing_features(information, listed_features()),
     }
 
 
-def missing_features(information: str, flags: set[str]) -> list[str]:
+def missing_features(information: str, flags: Collection[str]) -> list[str]:
     """Features of a processor that a build of llama.cpp does not use.
 
     Args:
@@ -92,16 +93,6 @@ def missing_features(information: str, flags: set[str]) -> list[str]:
     """
     used = {name for name, number in re.findall(r"(\w+) = (\d+)", information) if int(number)}
     return [name for flag, name in _FLAGS.items() if flag in flags and name not in used]
-
-
-def processor_flags() -> set[str]:
-    """Features of this processor by the kernel's names; empty if the system does not list them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    values = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return set(next(values, "").split())
 
 
 def _is_there(name: str) -> bool:

@@ -162,18 +162,6 @@ def test_features_that_the_build_lacks() -> None:
     assert missing_features(INFORMATION, set()) == []
 
 
-def test_flags_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "processor\t: 0\nflags\t\t: fpu avx avx2\n\nprocessor\t: 1\nflags\t\t: fpu avx avx2\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-    assert library.processor_flags() == {"fpu", "avx", "avx2"}
-
-    def missing(*_: Any, **__: Any) -> str:
-        raise OSError
-
-    monkeypatch.setattr(Path, "read_text", missing)
-    assert library.processor_flags() == set()
-
-
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(SelfSpecError, match=r"pip install './lab\[peers\]'"):
