@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <sys/mman.h>
 #if defined(HAS_TILES)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,14 +21,27 @@
 namespace {
 
 constexpr long INPUTS = 1536;
-constexpr int COUNTS[] = {1, 2, 3, 4, 6, 8, 16, 32, 64};
+constexpr int COUNTS[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64};
 
 uint32_t state = 7;
 uint32_t next() { return state = state * 1664525 + 1013904223, state >> 8; }
 
+// Memory in large pages, as weights are in the library.
+template <class T> struct InLargePages {
+    using value_type = T;
+    T* allocate(size_t count) {
+        const size_t page = 2 << 20, bytes = (count * sizeof(T) + page - 1) / page * page;
+        void* memory = std::aligned_alloc(page, bytes);
+        madvise(memory, bytes, MADV_HUGEPAGE);
+        return static_cast<T*>(memory);
+    }
+    void deallocate(T* memory, size_t) { std::free(memory); }
+};
+using Bytes = std::vector<uint8_t, InLargePages<uint8_t>>;
+
 // Tiles with any codes and small scales.
-template <class F> std::vector<uint8_t> make_tiles(long outputs) {
-    std::vector<uint8_t> made(outputs / TILE * (INPUTS / F::unit) * F::bytes);
+template <class F> Bytes make_tiles(long outputs) {
+    Bytes made(outputs / TILE * (INPUTS / F::unit) * F::bytes);
     for (size_t i = 0; i + 4 <= made.size(); i += 4) {
         const uint32_t word = next() * 2654435761u;
         std::memcpy(made.data() + i, &word, 4);
@@ -49,7 +63,7 @@ template <class Function> double seconds_of(const Function& function) {
 // The least picoseconds of each number of rows, which take turns; in brackets those of laying rows out, a number of a row.
 template <int NUMBER, int PLANES> void measure(const char* name, long outputs, int parts, int threads, int repeats) {
     using W = Packed<bf16, PLANES>;
-    std::vector<std::vector<uint8_t>> tiles;
+    std::vector<Bytes> tiles;
     for (int part = 0; part < parts; part++) tiles.push_back(make_tiles<Format<NUMBER>>(outputs));
     std::vector<bf16> rows(64 * INPUTS), out(64 * outputs);
     for (bf16& row : rows) row = down<bf16>(float(next() & 0xffff) / 65536 - 0.5f);

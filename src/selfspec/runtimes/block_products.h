@@ -260,17 +260,19 @@ void add_rows(Weights& weights, const RowBlock<PLANES>*& rows, long& count, floa
         Own::write(totals, sums, stride);
     }
 }
-// Adds the products of all rows, at most R at a time. What is read of both sides does not fit the registers, so that it is
-// read again for the last rows.
+// Adds the products of all rows, at most R at a time. What is read of both sides does not fit the registers: it is read
+// again from its codes for every R rows, unless there are many. (With AVX2 on Zen 4 two or three times R are many.)
 template <int R, class F, int PLANES>
 void add_block(CodedBlock<F, PLANES> coded, const RowBlock<PLANES>* rows, long count, float* sums, long stride) {
-    if (SIDES == 1 || count >= R) {
+    if (SIDES == 1 || count >= (Codes<F::bits>::divided ? 2 : 3) * R) {
         ReadBlock<F, PLANES> read(coded);
         add_rows<R, F>(read, rows, count, sums, stride);
         if constexpr (SIDES == 1 && R > 2) add_rows<2, F>(read, rows, count, sums, stride);
         if constexpr (SIDES == 1 && R > 1) add_rows<1, F>(read, rows, count, sums, stride);
     }
     if constexpr (SIDES > 1) {
+        add_rows<R, F>(coded, rows, count, sums, stride);
+        if constexpr (R > 3) add_rows<3, F>(coded, rows, count, sums, stride);
         if constexpr (R > 2) add_rows<2, F>(coded, rows, count, sums, stride);
         add_rows<1, F>(coded, rows, count, sums, stride);
     }

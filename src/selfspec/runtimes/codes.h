@@ -28,6 +28,7 @@ template <class V> inline V shifted(V words, int bits) { return bits < 0 ? words
 template <int BITS> struct Codes {
     static constexpr long bytes = TILE * BLOCK * BITS / 8;
     static constexpr int part(int bits) { return BITS < 8 ? BITS & bits : 0; }
+    static constexpr bool divided = BITS & (BITS - 1);  // into parts
     static constexpr long plane = TILE * BLOCK / 8;  // bytes of one bit of all codes
     static constexpr long pairs_at = part(4) * plane, single_at = (part(4) + part(2)) * plane;
 
