@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfspec.memory import _left_in_group, empty_in_large_pages
+from selfspec.memory import empty_in_large_pages
 
 needs_linux = pytest.mark.skipif(
     sys.platform != "linux" or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
@@ -41,14 +41,3 @@ def test_it_is_memory_like_any_other(shape: tuple[int, int]) -> None:
     assert memory.dtype == torch.bfloat16
     assert memory.is_contiguous()
     assert bool((memory == 2).all())
-
-
-def test_pages_of_files_are_left_in_a_control_group(tmp_path: Path) -> None:
-    """A file that is mapped counts as used, and is given back where memory is needed."""
-    (tmp_path / "memory.max").write_text("8000\n")
-    (tmp_path / "memory.current").write_text("7000\n")
-    (tmp_path / "memory.stat").write_text("anon 900\ninactive_file 4000\nactive_file 2000\n")
-    assert _left_in_group(tmp_path) == [7000]
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _left_in_group(tmp_path) == []
-    assert _left_in_group(tmp_path / "none") == []

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    ("errors",),
+    ("errors", "control_group"),
     ("limits", "files", "timing", "memory", "constraint", "choices", "ranges"),
     ("model",),
     ("runtimes", "gpu"),

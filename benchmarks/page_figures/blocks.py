@@ -87,6 +87,10 @@ _WITH_AMX = _runs(*(f"{model}-amx-{suite}" for model in ("smollm2", "tiny-x8") f
 _FILE, _FILE_WITH_AMX = (
     tuple(f"runs/{model}-{suite}/summary" for suite in _SUITES) for model in ("qwen-q4_k_m", "qwen-q4_k_m-amx")
 )
+_ON_ZEN_4 = (
+    *_runs(*(f"smollm2-zen4-{suite}" for suite in _SUITES), *(f"qwen-zen4-{suite}" for suite in _SUITES)),
+    "runs/qwen-q4_k_m-zen4-spec-bench/summary",
+)
 _WITH_AVX2 = _runs("smollm2-avx2-spec-bench", "smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
 _AUTO_OTHERS = _runs(
     "smollm2-auto-spec-bench-sampled",
@@ -116,6 +120,13 @@ BLOCKS: dict[str, Block] = {
     "a small file": Block(("gguf-smollm2-q4_1",), _BRIEF, _only(gguf.table)),
     "types of files": Block(
         tuple(f"gguf-tiny-x8-{kind}" for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K")), _GGUF, tables.gguf_types
+    ),
+    "a 4-bit file on Zen 4": Block(("gguf-qwen-q4_k_m-zen4",), _BRIEF, _only(gguf.table)),
+    "a small file on Zen 4": Block(("gguf-smollm2-q4_1-zen4",), _BRIEF, _only(gguf.table)),
+    "a 4-bit file held to AVX2": Block(
+        ("gguf-qwen-q4_k_m-held-to-avx2",),
+        f"SELFSPEC_KERNELS=avx2 {_GGUF} --candidates plain,exact,auto --only rows,chat,edits,prompt",
+        _only(gguf.table),
     ),
     "a 4-bit file with AVX2": Block(("gguf-qwen-q4_k_m-avx2",), _BRIEF, _only(gguf.table)),
     "a small file with AVX2": Block(("gguf-smollm2-q4_1-avx2",), _BRIEF, _only(gguf.table)),
@@ -204,6 +215,7 @@ BLOCKS: dict[str, Block] = {
         _only(bridges.table),
     ),
     "cascades": Block(_WITH_AVX2, _CASCADES, tables.candidates),
+    "auto on Zen 4": Block(_ON_ZEN_4, _CASCADES, _auto),
     "auto with AVX2": Block(_WITH_AVX2, _CASCADES, _auto),
     "auto with AMX": Block(_WITH_AMX, _CASCADES, _auto),
     "auto on a file": Block(_FILE, f"{_RUN} --model FILE", _auto),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from selfspec.control_group import memory_left
 from selfspec.errors import OutOfMemoryError
 
 
@@ -56,7 +57,7 @@ def free_bytes(device: torch.device) -> int | None:
 def available_bytes() -> int | None:
     """Memory of the machine that can be allocated now, in bytes; ``None`` if the system does not report it.
 
-    The limit of a container counts (cgroup v2).
+    The limit of a container counts.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -65,7 +66,8 @@ def available_bytes() -> int | None:
     available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
     if available is None:
         return None
-    return min([1024 * int(available), *_left_in_group()])
+    left = memory_left()
+    return min(1024 * int(available), sys.maxsize if left is None else left)
 
 
 def check_memory(needed: int, what: str, remedy: str, device: torch.device | None = None) -> None:
@@ -95,19 +97,6 @@ def empty_in_large_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tens
 
 _LARGE = 256 << 10
 """Bytes of memory that large pages are asked for; less is not mapped by itself."""
-
-
-def _left_in_group(group: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What the process's control group may still allocate, in bytes; empty without a limit."""
-    try:
-        limit, used, told = (
-            (group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat")
-        )
-        counts = dict(line.split() for line in told.splitlines())
-        files = sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file"))  # given back where needed
-        return [max(0, int(limit) - int(used) + files)]
-    except (OSError, ValueError):  # no such group, or its limit is "max"
-        return []
 
 
 def _peak_resident_bytes() -> int:

@@ -151,8 +151,11 @@ def info(
 
 def _what_runs(target: "Target") -> dict[str, Any]:
     """The kernels of the CPU, or the device with the table of its trial."""
+    import torch
+
     from selfspec.runtimes.accelerators import describe_device
     from selfspec.runtimes.kernels import describe
+    from selfspec.runtimes.threads import keep_to_limit
 
     if target.trial is not None or target.device.type != "cpu":
         facts = {"device": describe_device(target.device), "runtime": target.chosen_runtime}
@@ -161,6 +164,7 @@ def _what_runs(target: "Target") -> dict[str, Any]:
         "kernels": describe(),
         "level": str(target.level or "not tried"),
         "cores": str(target.cores or "all"),
+        "threads": f"{torch.get_num_threads()}{', limit of the control group' if keep_to_limit() else ''}",
         "reading": str(target.reading or "default"),
     }
 

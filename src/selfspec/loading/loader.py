@@ -37,6 +37,7 @@ from selfspec.model.families import find_family
 from selfspec.runtimes.packed import ACTIVATIONS, set_activations
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.quantise import check_quantisable, parse_weights, quantise_in_place
+from selfspec.runtimes.threads import keep_to_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,6 +105,7 @@ def load_model(
     for given, what in ((device != "auto", "a device"), (precision is not None, "low-bit weights"), (unpack, "unpack")):
         if given:
             division.refuse_with(what)
+    keep_to_limit()
     with reaching(name):
         loaded = _load(name, parse_dtype(dtype), device, precision, division, unpack=unpack)
     set_activations(loaded[0], activations)

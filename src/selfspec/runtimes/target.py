@@ -33,6 +33,7 @@ from selfspec.runtimes.proof import prove
 from selfspec.runtimes.reading import choose_reading
 from selfspec.runtimes.runner import Runner, make_runner
 from selfspec.runtimes.stack import Stack, StackOutput
+from selfspec.runtimes.threads import keep_to_limit
 from selfspec.runtimes.trial_store import build_fastest, find_trial
 from selfspec.runtimes.trial_table import DeviceTrial
 
@@ -101,6 +102,7 @@ class Target:
     ) -> None:
         if runtime not in RUNTIMES:
             raise InvalidParameterError(f"there is no runtime '{runtime}'; choose one of {', '.join(RUNTIMES)}")
+        keep_to_limit()
         self.model = model
         self.ranks: Ranks = ranks_of(model)
         self.decoder = take_apart(model)

@@ -6,15 +6,20 @@ their kind take usually. It is tried at once where calls take clearly longer tha
 directions. Results do not depend on the number of threads, bit for bit.
 """
 
+import math
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from threading import Lock
 
 import torch
+
+from selfspec.control_group import processor_limit
 
 _FIRST, _SHORTEST, _LONGEST = 1.0, 0.25, 8.0
 """Seconds before the first try and between two; each try that did not help doubles them."""
@@ -193,3 +198,20 @@ class ThreadCount:
 
 THREADS = ThreadCount()
 """That of this process."""
+
+
+@cache
+def keep_to_limit() -> int | None:
+    """Gives torch at most as many threads as a control group gives this process processors, once a process.
+
+    A group that has used up its time stops until the next period: with threads for all processors of the machine, which
+    wait busily for each other, it has done so after few products. Nothing changes where the user sets a number.
+
+    Returns:
+        The number that was set, if one was.
+    """
+    limit = processor_limit()
+    if limit is None or math.ceil(limit) >= torch.get_num_threads() or os.environ.get("OMP_NUM_THREADS"):
+        return None
+    torch.set_num_threads(math.ceil(limit))
+    return math.ceil(limit)
