@@ -49,8 +49,8 @@ def test_processors(files: Mapping[str, str], limit: float | None, tmp_path: Pat
     ("limit", "used", "files", "left"),
     [
         ("8000", "7000", "inactive_file 4000\nactive_file 2000", 7000),
-        ("8000", "9000", "", 0),
-        ("max", "7000", "", None),
+        ("8000", "9000", "file 1", 0),
+        ("max", "7000", "file 1", None),
     ],
 )
 def test_memory_without_the_pages_of_files(limit: str, used: str, files: str, left: int | None, tmp_path: Path) -> None:

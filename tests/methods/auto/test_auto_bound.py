@@ -385,6 +385,27 @@ def test_planning_that_is_dear_ends_where_nothing_may_be_drafted(monkeypatch: py
     assert clock.now > 1000 * STEP, "it never tried"
 
 
+def test_costs_are_neither_looked_up_nor_learned_while_a_request_backs_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What little time comes back would go into that."""
+    looked_up, noted = [0], [0]
+
+    def counted(method: str, times: list[int]) -> None:
+        found = getattr(LiveCosts, method)
+
+        def call(self: LiveCosts, *arguments: Any) -> Any:
+            times[0] += 1
+            return found(self, *arguments)
+
+        monkeypatch.setattr(LiveCosts, method, call)
+
+    counted("filled_up", looked_up)
+    counted("note", noted)
+    adversary = Adversary(lambda drafted: 0, confidence=lambda: 0.9, token=few_tokens())
+    moments = [*play(1000, [adversary], 0.02, 0.0, 4, dear_planning(monkeypatch))]
+    assert 0 < looked_up[0] < len(moments) / 4
+    assert 0 < noted[0] < len(moments) / 4
+
+
 @pytest.mark.parametrize("dear", [False, True])
 def test_a_request_backs_off_only_where_planning_takes_more_than_comes_back(
     monkeypatch: pytest.MonkeyPatch, dear: bool

@@ -89,6 +89,8 @@ class AutoDrafter(Drafter):
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
         backs_off = self._backoff.on
+        if backs_off and (before := self._round) is not None and before.backs_off and before.shared is None:
+            return self._plan_as_before(before)
         if not backs_off:
             self._catch_up_alone()
         began = self._clock()
@@ -109,6 +111,14 @@ class AutoDrafter(Drafter):
         if planned.gain:
             self._choose_mask_embedding(planned)
         self._planned = self._clock() - began - planned.preparing
+        return draft
+
+    def _plan_as_before(self, before: Round) -> NoDraft | TokenDraft:
+        """A step of plain decoding after one for which nothing was planned either."""
+        began = self._clock()
+        before.preparing, self._followed, self._unplanned = 0.0, 0, 0
+        draft = before.plain(held_back=True)
+        self._planned = self._clock() - began
         return draft
 
     def longest(self, step: float) -> float:
@@ -458,16 +468,15 @@ class AutoDrafter(Drafter):
         if planned.shared is not None:
             self._share(planned, feedback, began, rows)
             return
+        if self._unplanned == len(rows):
+            self._backoff.note_rounds(len(rows), seconds.select + self._clock() - began - planned.preparing)
+            return
         drafted = (1,) * sum(len(each.confidences) for each in feedback.run)
         forwards = () if self._layers is None else self._layers.timed(drafted)
         self._learn_costs(rows, seconds, forwards, is_step=True)
         selecting = seconds.select + self._clock() - began - planned.preparing
-        rounds = len(rows) - self._unplanned
-        if rounds > 0:
-            backed_off = self._unplanned * self._backoff.round_seconds
-            self._planning_of_runs.note(max(0.0, selecting - backed_off) / rounds)
-        else:
-            self._backoff.note_rounds(len(rows), selecting)
+        backed_off = self._unplanned * self._backoff.round_seconds
+        self._planning_of_runs.note(max(0.0, selecting - backed_off) / (len(rows) - self._unplanned))
 
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
