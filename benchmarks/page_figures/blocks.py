@@ -140,6 +140,11 @@ BLOCKS: dict[str, Block] = {
         f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt,perplexity --reference",
         tables.activations,
     ),
+    "activations on Zen 4": Block(
+        ("gguf-qwen-q4_k_m-exact-zen4",),
+        f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt",
+        _only(gguf.table),
+    ),
     "auto": Block((*_AUTO_SMOLLM2, *_AUTO_OTHERS), _RUN, _auto),
     "categories": Block(_AUTO_SMOLLM2[:1], _RUN, tables.categories),
     "adversaries": Block(

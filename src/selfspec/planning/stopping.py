@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
@@ -116,6 +117,15 @@ class DraftPolicy:
                 break
             rate = brought
         return policy
+
+    def slowed(self, times: float) -> "DraftPolicy":
+        """The same decisions, where all takes so many times as long."""
+        if times == 1:
+            return self
+        slowed = copy(self)
+        slowed.draft, slowed.rate = times * self.draft, self.rate / times
+        slowed.expected_seconds = times * self.expected_seconds
+        return slowed
 
     @property
     def worth(self) -> float:

@@ -43,6 +43,22 @@ def test_a_request_takes_the_policies_of_those_before_it() -> None:
         assert LayerPlans(confident, policies).fastest(MOST_DRAFTED, dear, DRAFT, 1) is not first
 
 
+@pytest.mark.parametrize("times", [0.4, 1.7])
+def test_a_machine_that_is_slowed_takes_the_same_policy(times: float) -> None:
+    """What it brings is what a policy found for the slower machine does."""
+    plans = LayerPlans(AcceptanceRate(CONFIDENCE), DraftPolicies())
+    verify, draft = ([times * seconds for seconds in costs] for costs in (VERIFY, DRAFT))
+    first = plans.fastest(MOST_DRAFTED, VERIFY, DRAFT, 1)
+    with counted() as found:
+        slowed = plans.fastest(MOST_DRAFTED, verify, draft, 1)
+        assert not found
+    anew = DraftPolicy.fastest(first.outlook, slowed.draft, verify, MOST_DRAFTED)
+    assert slowed.least_survival == first.least_survival == pytest.approx(anew.least_survival, rel=0.02)
+    for name in ("expected_tokens", "expected_seconds", "rate", "draft"):
+        assert getattr(slowed, name) == pytest.approx(getattr(anew, name), rel=0.02), name
+    assert slowed.expected_seconds == pytest.approx(times * first.expected_seconds)
+
+
 def test_a_shorter_draft_is_planned_from_the_rate_of_a_longer_one() -> None:
     plans = LayerPlans(AcceptanceRate(CONFIDENCE), DraftPolicies())
     with counted() as found:

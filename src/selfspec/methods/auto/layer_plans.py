@@ -11,7 +11,8 @@ from selfspec.runtimes.costs.rows import CostTable
 _NEAR, _NEAR_STEP = 0.25, 0.05
 """Relative difference of acceptances and drafts, and of rounds, up to which decisions by earlier ones are as good.
 
-What is worth most depends on the seconds of a step directly: drafts are compared with rounds by the costs of today.
+A machine that is busy slows all rounds alike, which changes no decision. What is worth most depends on the seconds of a
+step directly: drafts are compared with rounds by the costs of today.
 """
 
 _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, MOST_DRAFTED)
@@ -41,10 +42,11 @@ class _Kept(NamedTuple):
     costs: tuple[float, float, float]
 
     def serves(self, outlook: Outlook, each: float, costs: tuple[float, float, float]) -> bool:
-        """Whether it decides as the best policy of today would."""
+        """Whether it decides as the best policy of today would, if all takes as many times as long as one row does."""
+        times = costs[0] / self.costs[0]
         return (
-            abs(self.policy.draft - each) <= _NEAR * each
-            and all(abs(own - now) <= _NEAR_STEP * now for own, now in zip(self.costs, costs, strict=True))
+            abs(times * self.policy.draft - each) <= _NEAR * each
+            and all(abs(times * own - now) <= _NEAR_STEP * now for own, now in zip(self.costs, costs, strict=True))
             and self.policy.outlook.near(outlook, _NEAR)
         )
 
@@ -75,7 +77,7 @@ class DraftPolicies:
         costs = (verify[1], verify[2], verify[1 + limit])
         for own in known:
             if own.serves(outlook, each, costs):
-                return own.policy
+                return own.policy.slowed(costs[0] / own.costs[0])
         policy = DraftPolicy.fastest(outlook, each, verify, limit, self._rates.get(drafting, 0.0))
         self._rates[drafting] = policy.rate
         self._known[drafting, limit] = (_Kept(policy, costs), *known[: _MOST_KEPT - 1])
