@@ -190,6 +190,11 @@ BLOCKS: dict[str, Block] = {
         "python benchmarks/rows.py --rows 1,2,3,4,5,6,7,8 --bits 16 --repeats 25 --out FILE",
         _only(rows.table),
     ),
+    "every number of rows on Zen 4": Block(
+        ("rows-all-smollm2-zen4-bf16-cpu",),
+        "python benchmarks/rows.py --rows 1,2,3,4,5,6,7,8 --bits 16 --repeats 25 --out FILE",
+        _only(rows.table),
+    ),
     "host time": Block(("host-time-smollm2-bf16-cpu",), "python benchmarks/host_time.py", tables.host_time),
     "load": Block(
         ("load-smollm2-bf16-cpu",),
