@@ -118,14 +118,14 @@ class DraftPolicy:
             rate = brought
         return policy
 
-    def slowed(self, times: float) -> "DraftPolicy":
-        """The same decisions, where all takes so many times as long."""
-        if times == 1:
+    def scaled(self, factor: float) -> "DraftPolicy":
+        """The policy of costs that are all higher by a factor: it decides the same."""
+        if factor == 1:
             return self
-        slowed = copy(self)
-        slowed.draft, slowed.rate = times * self.draft, self.rate / times
-        slowed.expected_seconds = times * self.expected_seconds
-        return slowed
+        scaled = copy(self)
+        scaled.draft, scaled.rate = factor * self.draft, self.rate / factor
+        scaled.expected_seconds = factor * self.expected_seconds
+        return scaled
 
     @property
     def worth(self) -> float:

@@ -42,11 +42,11 @@ class _Kept(NamedTuple):
     costs: tuple[float, float, float]
 
     def serves(self, outlook: Outlook, each: float, costs: tuple[float, float, float]) -> bool:
-        """Whether it decides as the best policy of today would, if all takes as many times as long as one row does."""
-        times = costs[0] / self.costs[0]
+        """Whether it decides as the best policy of today would, once scaled to what a step takes today."""
+        factor = costs[0] / self.costs[0]
         return (
-            abs(times * self.policy.draft - each) <= _NEAR * each
-            and all(abs(times * own - now) <= _NEAR_STEP * now for own, now in zip(self.costs, costs, strict=True))
+            abs(factor * self.policy.draft - each) <= _NEAR * each
+            and all(abs(factor * own - now) <= _NEAR_STEP * now for own, now in zip(self.costs, costs, strict=True))
             and self.policy.outlook.near(outlook, _NEAR)
         )
 
@@ -77,7 +77,7 @@ class DraftPolicies:
         costs = (verify[1], verify[2], verify[1 + limit])
         for own in known:
             if own.serves(outlook, each, costs):
-                return own.policy.slowed(costs[0] / own.costs[0])
+                return own.policy.scaled(costs[0] / own.costs[0])
         policy = DraftPolicy.fastest(outlook, each, verify, limit, self._rates.get(drafting, 0.0))
         self._rates[drafting] = policy.rate
         self._known[drafting, limit] = (_Kept(policy, costs), *known[: _MOST_KEPT - 1])
