@@ -113,4 +113,5 @@ int main(int count, char** arguments) {
     const bool memory = count > 1 && !std::strcmp(arguments[1], "memory");
     measure_all<1>(memory);
     measure_all<2>(memory);
+    measure_all<3>(memory);
 }

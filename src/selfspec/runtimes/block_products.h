@@ -245,7 +245,15 @@ __attribute__((always_inline)) inline void fetch(const uint8_t* from, long bytes
 // Rows that are multiplied side by side, whose sums fit the registers beside the codes.
 template <class F, int PLANES> constexpr int beside() {
     if (REGISTERS == 32) return 4;
-    return SIDES > 1 && (multiplies_bytes || (PLANES == 1 && F::bits != 5)) ? 4 : 2;
+    if (SIDES == 1 || PLANES == 3 || (PLANES == 1 && F::bits == 5 && !multiplies_bytes)) return 2;
+    return multiplies_bytes || PLANES == 1 ? 4 : 3;
+}
+
+// How many are many: what is read of both sides does not fit the registers, so that it is read again from its codes for every
+// R rows, unless there are many. (With AVX2 on Zen 4 these are one to three times R.)
+template <class F, int PLANES> constexpr int many() {
+    constexpr int R = beside<F, PLANES>();
+    return SIDES == 1 ? 1 : PLANES == 3 ? R : PLANES == 2 || Codes<F::bits>::divided ? 2 * R : 3 * R;
 }
 
 // Adds the products of rows, R at a time, as long as there are so many.
@@ -260,35 +268,29 @@ void add_rows(Weights& weights, const RowBlock<PLANES>*& rows, long& count, floa
         Own::write(totals, sums, stride);
     }
 }
-// Adds the products of all rows, at most R at a time. What is read of both sides does not fit the registers: it is read
-// again from its codes for every R rows, unless there are many. (With AVX2 on Zen 4 two or three times R are many.)
+// Adds the products of all rows, at most R at a time, or R at a time where both sides are multiplied.
 template <int R, class F, int PLANES>
 void add_block(CodedBlock<F, PLANES> coded, const RowBlock<PLANES>* rows, long count, float* sums, long stride) {
-    if (SIDES == 1 || count >= (Codes<F::bits>::divided ? 2 : 3) * R) {
+    if (count >= many<F, PLANES>()) {
         ReadBlock<F, PLANES> read(coded);
         add_rows<R, F>(read, rows, count, sums, stride);
         if constexpr (SIDES == 1 && R > 2) add_rows<2, F>(read, rows, count, sums, stride);
         if constexpr (SIDES == 1 && R > 1) add_rows<1, F>(read, rows, count, sums, stride);
     }
-    if constexpr (SIDES > 1) {
-        add_rows<R, F>(coded, rows, count, sums, stride);
-        if constexpr (R > 3) add_rows<3, F>(coded, rows, count, sums, stride);
-        if constexpr (R > 2) add_rows<2, F>(coded, rows, count, sums, stride);
-        add_rows<1, F>(coded, rows, count, sums, stride);
-    }
+    if constexpr (many<F, PLANES>() > 2 * R) add_rows<R, F>(coded, rows, count, sums, stride);
 }
 
-// Adds the products of rows and JOINT weight rows of a tile, from ``lane`` on, over the blocks from ``first`` to ``last``.
-// All that it calls is inlined (flatten): only then are sums in registers.
+// Adds the products of rows, of which a block has ``each``, and JOINT weight rows of a tile, from ``lane`` on, over the
+// blocks from ``first`` to ``last``. All that it calls is inlined (flatten): only then are sums in registers.
 template <class F, int PLANES>
-__attribute__((noinline, flatten)) void add_tile(const uint8_t* tile, int lane, const RowBlock<PLANES>* rows, long count,
-                                                 long first, long last, float* sums, long stride) {
+__attribute__((noinline, flatten)) void add_tile(const uint8_t* tile, int lane, const RowBlock<PLANES>* rows, long each,
+                                                 long count, long first, long last, float* sums, long stride) {
     const uint8_t* unit = tile + first / F::blocks * F::bytes;
     const long soon = SIDES * fetched_soon.of(count);
     for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
         const typename F::Scales scales(unit, lane);
         fetch(unit, F::head, soon);
-        for (int i = 0; i < F::blocks; i++, rows += count) {
+        for (int i = 0; i < F::blocks; i++, rows += each) {
             const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
             fetch(codes, Codes<F::bits>::bytes, soon);
             add_block<beside<F, PLANES>()>(CodedBlock<F, PLANES>{codes, lane, scales, i}, rows, count, sums, stride);
@@ -296,27 +298,20 @@ __attribute__((noinline, flatten)) void add_tile(const uint8_t* tile, int lane, 
     }
 }
 
-// Numbers of rows whose sums stay in registers from block to block. Fewer take as long as reading their weights; on Zen 5
-// these take 0.9 of the time with sums in memory, whose additions wait for the store of the block before. Only where a
-// vector is as wide as a tile and bytes are multiplied is there room for them beside the products.
-template <int PLANES>
-using Kept = std::conditional_t<LANES == TILE && multiplies_bytes && PLANES < 3, std::integer_sequence<int, 8, 7, 6, 5>,
-                                std::integer_sequence<int>>;
-
 // Adds the products of R rows and a tile over the blocks from ``first`` to ``last``.
 template <class F, int PLANES, int R>
-__attribute__((noinline, flatten)) void add_kept(const uint8_t* tile, const RowBlock<PLANES>* rows, long first, long last,
-                                                 float* sums, long stride) {
+__attribute__((noinline, flatten)) void add_kept(const uint8_t* tile, const RowBlock<PLANES>* rows, long each, long first,
+                                                 long last, float* sums, long stride) {
     using Weights = CodedBlock<F, PLANES>;
     using Own = BlockProduct<F, PLANES, R, Weights>;
     typename Own::Totals totals;
     Own::read(totals, sums, stride);
     const uint8_t* unit = tile + first / F::blocks * F::bytes;
-    const long soon = fetched_soon.of(R);
+    const long soon = SIDES * fetched_soon.of(R);
     for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
         const typename F::Scales scales(unit, 0);
         fetch(unit, F::head, soon);
-        for (int i = 0; i < F::blocks; i++, rows += R) {
+        for (int i = 0; i < F::blocks; i++, rows += each) {
             const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
             fetch(codes, Codes<F::bits>::bytes, soon);
             const Weights weights{codes, 0, scales, i};
@@ -325,11 +320,41 @@ __attribute__((noinline, flatten)) void add_kept(const uint8_t* tile, const RowB
     }
     Own::write(totals, sums, stride);
 }
-// The same if there are as many rows.
+
+// Numbers of rows whose sums stay in registers from block to block; those in memory wait for the store of the block before.
+// With 32 registers, where a vector is as wide as a tile and bytes are multiplied, fewer rows take as long as reading their
+// weights, and these 0.9 of the time on Zen 5. With AVX2 one row takes 0.85 of the time on Zen 4, and three 0.75 to 0.95.
+template <int... R> using Some = std::integer_sequence<int, R...>;
+template <class F, int PLANES> constexpr auto kept() {
+    if constexpr (SIDES == 1)
+        return std::conditional_t<LANES == TILE && multiplies_bytes && PLANES < 3, Some<8, 7, 6, 5>, Some<>>();
+    else if constexpr (PLANES == 3)
+        return Some<1>();
+    else
+        return std::conditional_t<PLANES == 2 && F::bits == 5 && !multiplies_bytes, Some<3, 2, 1>, Some<4, 3, 2, 1>>();
+}
+// Adds the products of rows and a tile if their number is one of these.
 template <class F, int PLANES, int... R>
-bool add_kept(const uint8_t* tile, const RowBlock<PLANES>* rows, long count, long first, long last, float* sums, long stride,
-              std::integer_sequence<int, R...>) {
-    return ((count == R && (add_kept<F, PLANES, R>(tile, rows, first, last, sums, stride), true)) || ...);
+bool add_kept(const uint8_t* tile, const RowBlock<PLANES>* rows, long each, long count, long first, long last, float* sums,
+              long stride, std::integer_sequence<int, R...>) {
+    return ((count == R && (add_kept<F, PLANES, R>(tile, rows, each, first, last, sums, stride), true)) || ...);
+}
+
+// Adds the products of all rows and a tile over the blocks from ``first`` to ``last``.
+template <class F, int PLANES>
+void add_all(const uint8_t* tile, const RowBlock<PLANES>* rows, long count, long first, long last, float* sums, long stride) {
+    const auto are_kept = [&](long from, long some) {
+        return add_kept<F>(tile, rows + from, count, some, first, last, sums + from * stride, stride, kept<F, PLANES>());
+    };
+    if (are_kept(0, count)) return;
+    constexpr int R = beside<F, PLANES>();
+    constexpr int most = kept<F, PLANES>().size();
+    static_assert(SIDES == 1 || (most + 1 >= R && (most >= R || many<F, PLANES>() == R)), "rows that are few are kept");
+    const long whole = SIDES == 1 ? count : count / R * R;
+    if (!are_kept(0, whole))
+        for (int lane = 0; lane < TILE; lane += JOINT)
+            add_tile<F, PLANES>(tile, lane, rows, count, whole, first, last, sums + lane, stride);
+    if (whole < count) are_kept(whole, count - whole);
 }
 
 }  // namespace

@@ -111,10 +111,8 @@ template <class T, int PLANES> struct Packed {
                 float* own = sums + column - from;
                 if constexpr (F::is_float)
                     add_float_tile<F>(tile, rows, count, first, last, own, stride);
-                else if (!add_in_tiles<F>(tile, rows, count, first, last, own, stride) &&
-                         !add_kept<F>(tile, rows, count, first, last, own, stride, Kept<PLANES>()))
-                    for (int lane = 0; lane < TILE; lane += JOINT)
-                        add_tile<F, PLANES>(tile, lane, rows, count, first, last, own + lane, stride);
+                else if (!add_in_tiles<F>(tile, rows, count, first, last, own, stride))
+                    add_all<F>(tile, rows, count, first, last, own, stride);
             });
         }
     }
