@@ -123,9 +123,9 @@ BLOCKS: dict[str, Block] = {
     ),
     "a 4-bit file on Zen 4": Block(("gguf-qwen-q4_k_m-zen4",), _BRIEF, _only(gguf.table)),
     "a small file on Zen 4": Block(("gguf-smollm2-q4_1-zen4",), _BRIEF, _only(gguf.table)),
-    "a 4-bit file held to AVX2": Block(
-        ("gguf-qwen-q4_k_m-held-to-avx2",),
-        f"SELFSPEC_KERNELS=avx2 {_GGUF} --candidates plain,exact,auto --only rows,chat,edits,prompt",
+    "a 4-bit file on Zen 4 with AVX2": Block(
+        ("gguf-qwen-q4_k_m-zen4-avx2",),
+        f"{_GGUF} --candidates plain,exact,auto,llama.cpp --only bandwidth,chat,edits,rows,prompt,first",
         _only(gguf.table),
     ),
     "a 4-bit file with AVX2": Block(("gguf-qwen-q4_k_m-avx2",), _BRIEF, _only(gguf.table)),
