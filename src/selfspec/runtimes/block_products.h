@@ -323,7 +323,7 @@ __attribute__((noinline, flatten)) void add_kept(const uint8_t* tile, const RowB
 
 // Numbers of rows whose sums stay in registers from block to block; those in memory wait for the store of the block before.
 // With 32 registers, where a vector is as wide as a tile and bytes are multiplied, fewer rows take as long as reading their
-// weights, and these 0.9 of the time on Zen 5. With AVX2 one row takes 0.85 of the time on Zen 4, and three 0.75 to 0.95.
+// weights, and these 0.9 of the time on Zen 5. With AVX2 one row takes 0.85 to 0.95 of the time on Zen 4, three 0.73 to 0.98.
 template <int... R> using Some = std::integer_sequence<int, R...>;
 template <class F, int PLANES> constexpr auto kept() {
     if constexpr (SIDES == 1)
