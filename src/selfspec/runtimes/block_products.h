@@ -271,7 +271,7 @@ void add_rows(Weights& weights, const RowBlock<PLANES>*& rows, long& count, floa
 // Adds the products of all rows, at most R at a time, or R at a time where both sides are multiplied.
 template <int R, class F, int PLANES>
 void add_block(CodedBlock<F, PLANES> coded, const RowBlock<PLANES>* rows, long count, float* sums, long stride) {
-    if (count >= many<F, PLANES>()) {
+    if (SIDES == 1 || count >= many<F, PLANES>()) {
         ReadBlock<F, PLANES> read(coded);
         add_rows<R, F>(read, rows, count, sums, stride);
         if constexpr (SIDES == 1 && R > 2) add_rows<2, F>(read, rows, count, sums, stride);
@@ -281,7 +281,8 @@ void add_block(CodedBlock<F, PLANES> coded, const RowBlock<PLANES>* rows, long c
 }
 
 // Adds the products of rows, of which a block has ``each``, and JOINT weight rows of a tile, from ``lane`` on, over the
-// blocks from ``first`` to ``last``. All that it calls is inlined (flatten): only then are sums in registers.
+// blocks from ``first`` to ``last``. All that it calls is inlined (flatten): only then are sums in registers. Where one side
+// is multiplied, a block has no other rows; its code is then that of one number less (0.95 of the time for few rows, Zen 5).
 template <class F, int PLANES>
 __attribute__((noinline, flatten)) void add_tile(const uint8_t* tile, int lane, const RowBlock<PLANES>* rows, long each,
                                                  long count, long first, long last, float* sums, long stride) {
@@ -290,7 +291,7 @@ __attribute__((noinline, flatten)) void add_tile(const uint8_t* tile, int lane, 
     for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
         const typename F::Scales scales(unit, lane);
         fetch(unit, F::head, soon);
-        for (int i = 0; i < F::blocks; i++, rows += each) {
+        for (int i = 0; i < F::blocks; i++, rows += SIDES == 1 ? count : each) {
             const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
             fetch(codes, Codes<F::bits>::bytes, soon);
             add_block<beside<F, PLANES>()>(CodedBlock<F, PLANES>{codes, lane, scales, i}, rows, count, sums, stride);
@@ -311,7 +312,7 @@ __attribute__((noinline, flatten)) void add_kept(const uint8_t* tile, const RowB
     for (long block = first; block < last; block += F::blocks, unit += F::bytes) {
         const typename F::Scales scales(unit, 0);
         fetch(unit, F::head, soon);
-        for (int i = 0; i < F::blocks; i++, rows += each) {
+        for (int i = 0; i < F::blocks; i++, rows += SIDES == 1 ? R : each) {
             const uint8_t* codes = unit + F::head + i * Codes<F::bits>::bytes;
             fetch(codes, Codes<F::bits>::bytes, soon);
             const Weights weights{codes, 0, scales, i};
