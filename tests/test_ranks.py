@@ -18,6 +18,8 @@ from helpers import ranks_program
 from helpers.checkpoints import make_tokenizer, save_checkpoint
 from helpers.models import plain_text
 
+pytestmark = pytest.mark.early
+
 PROGRAM = Path(ranks_program.__file__)
 
 

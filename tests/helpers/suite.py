@@ -23,8 +23,13 @@ def set_up() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out of `make test` what `make test-slow` runs of large matrices."""
+    """Leaves out of `make test` what `make test-slow` runs of large matrices; what takes long begins first.
+
+    No worker then waits at the end for another that builds kernels, and one worker alone has the tests that wait for
+    the same processes.
+    """
     mark_the_rest(items)
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
 
 
 @pytest.fixture(autouse=True, scope="module")

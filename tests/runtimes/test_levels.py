@@ -21,6 +21,8 @@ from selfspec.runtimes import kernel_build, kernels
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
+pytestmark = pytest.mark.early  # a level's kernels are built
+
 ICE_LAKE = {
     "sse2",
     "avx2",
