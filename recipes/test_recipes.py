@@ -303,5 +303,5 @@ def test_a_trained_head_drafts_as_it_did_in_training(tmp_path: Path, tokenizer: 
     found, _ = read_text(engine.target, prompt, engine.method.needs, max_new_tokens=8)
     drafter = engine.method.begin(found.prefill)
     with torch.inference_mode():
-        (proposal,) = propose(engine.target, [found], [drafter.plan()], [()])
+        (proposal,) = propose(engine.target, [found], [drafter.plan()])
     assert proposal.token_ids.tolist() == drafted

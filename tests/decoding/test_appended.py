@@ -22,7 +22,7 @@ LENGTH = 3
 UNTIL_LENGTH = ConfidenceThreshold(0.0)
 DRAFTS = {
     "low-bit": LayerDraft(KeptSet.full(SUBLAYERS), LENGTH, UNTIL_LENGTH, precision=Precision.of(8)),
-    "shared prefix": LayerDraft(KeptSet.skipping((4, 6), SUBLAYERS), LENGTH, UNTIL_LENGTH),
+    "skipped middle": LayerDraft(KeptSet.skipping((4, 6), SUBLAYERS), LENGTH, UNTIL_LENGTH),
 }
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -54,7 +54,7 @@ DRAFTS = {
     "low-bit, stopping": LayerDraft(FULL, LENGTH, ConfidenceThreshold(0.1), precision=Precision.of(8)),
     "whole": LayerDraft(FULL, LENGTH),
     "early exit": LayerDraft(KeptSet.early_exit(2, SUBLAYERS), LENGTH),
-    "shared prefix": LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), LENGTH, ConfidenceThreshold(0.05)),
+    "skipped middle": LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), LENGTH, ConfidenceThreshold(0.05)),
     "skipped start": LayerDraft(KeptSet((1, 4, 6), SUBLAYERS), LENGTH),
 }
 RULES: dict[str, Callable[[], Rule]] = {"greedy": Greedy, "seed": lambda: Coupled(3)}
@@ -107,7 +107,7 @@ def sampling(on: Target, rule: Rule, params: SamplingParams, room: int = 20, see
 def drafted(on: Target, draft: LayerDraft, context: Generated) -> tuple[Proposal, list[int]]:
     """The draft, and the rows of each forward that was run from Python."""
     with torch.inference_mode(), counted_forwards() as forwards:
-        (proposal,) = propose(on, [context], [draft], [WATCHED])
+        (proposal,) = propose(on, [context], [draft])
     return proposal, forwards
 
 
@@ -132,10 +132,7 @@ def assert_same(proposal: Proposal, expected: Proposal) -> None:
     assert proposal.tree == expected.tree
     assert proposal.confidences == expected.confidences
     assert proposal.guessed == expected.guessed
-    assert (proposal.shared_prefix, proposal.threshold) == (expected.shared_prefix, expected.threshold)
-    assert proposal.shared_states.keys() == expected.shared_states.keys()
-    for index, states in expected.shared_states.items():
-        assert torch.equal(proposal.shared_states[index], states)
+    assert proposal.threshold == expected.threshold
     assert proposal.scores is expected.scores is None
 
 
@@ -160,7 +157,7 @@ def test_a_chain_is_its_forwards_one_by_one(name: str, rule: str, dtype: torch.d
 def test_of_every_family(family: str, rule: str) -> None:
     """The text is longer than the windows."""
     on = target(family)
-    for draft in (DRAFTS["low-bit"], DRAFTS["shared prefix"]):
+    for draft in (DRAFTS["low-bit"], DRAFTS["skipped middle"]):
         assert_same(in_a_chain(on, draft, context_for(on, rule)), one_by_one(on, draft, context_for(on, rule)))
 
 
@@ -188,7 +185,7 @@ def test_any_guesses_change_nothing(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_chains_beside_each_other(data: st.DataObject) -> None:
     """Sequences of different texts, rules, rooms and guesses share the forwards of one chain."""
-    on, draft = target("two windows"), DRAFTS[data.draw(st.sampled_from(["low-bit, stopping", "shared prefix"]))]
+    on, draft = target("two windows"), DRAFTS[data.draw(st.sampled_from(["low-bit, stopping", "skipped middle"]))]
     sequence = st.tuples(st.sampled_from(sorted(RULES)), st.integers(3, 12), st.integers(0, 4))
     sequences = data.draw(st.lists(sequence, min_size=2, max_size=5))
     drafts, alone = [], []
@@ -198,7 +195,7 @@ def test_chains_beside_each_other(data: st.DataObject) -> None:
         alone.append(in_a_chain(on, drafts[-1], context_for(on, rule, room, seed)))
     contexts = [context_for(on, rule, room, seed) for seed, (rule, room, _) in enumerate(sequences)]
     with torch.inference_mode():
-        together = propose(on, contexts, drafts, [WATCHED] * len(drafts))
+        together = propose(on, contexts, drafts)
     for proposal, expected in zip(together, alone, strict=True):
         assert_same(proposal, expected)
 
@@ -250,16 +247,11 @@ def trees(nodes: int) -> st.SearchStrategy[TokenTree]:
 
 
 def test_what_cannot_be_verified_in_one_call() -> None:
-    """Drafts that share states, and more rows than the kernels take."""
+    """More rows than the kernels take."""
     on, context = target(), context_for(target(), "greedy", room=row_limit(torch.float32, attends=True) + 2)
-    shared = in_a_chain(on, DRAFTS["shared prefix"], context)
-    cases: list[tuple[Proposal, Path]] = [
-        (shared, paths.SHARED),
-        (proposal_of([1] * row_limit(torch.float32, attends=True)), paths.MANY_ROWS),
-    ]
-    for proposal, path in cases:
+    for rows, path in ((2, NATIVE), (row_limit(torch.float32, attends=True), paths.MANY_ROWS)):
         with torch.inference_mode():
-            (verified,) = verify(on, [context], [proposal], [()])
+            (verified,) = verify(on, [context], [proposal_of([1] * rows)], [()])
         assert verified is not None
         assert verified.path == path
 
@@ -291,7 +283,7 @@ def test_what_a_chain_cannot_choose_goes_forward_by_forward(rule: Rule, params: 
 def test_trees_choosers_and_changing_ropes_go_forward_by_forward() -> None:
     dynamic = LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0})
     torch.manual_seed(0)
-    cases = [(target(), replace(DRAFTS["shared prefix"], widths=lambda _: 2))]
+    cases = [(target(), replace(DRAFTS["skipped middle"], widths=lambda _: 2))]
     cases += [(Target(AutoModelForCausalLM.from_config(dynamic).eval()), DRAFTS["low-bit"])]
     cases += [(target(), replace(DRAFTS["whole"], choose=lambda logits: (logits.argmax(-1, keepdim=True), False)))]
     for on, draft in cases:
@@ -327,7 +319,7 @@ def best_while_clear(logits: torch.Tensor) -> tuple[torch.Tensor, bool]:
     return two.indices[:1], bool(two.values[0] - two.values[1] < 0.05)
 
 
-@pytest.mark.parametrize("name", ["low-bit", "low-bit, stopping", "shared prefix"])
+@pytest.mark.parametrize("name", ["low-bit", "low-bit, stopping", "skipped middle"])
 def test_a_chooser_that_takes_the_best_drafts_what_the_kernels_draft(name: str) -> None:
     """Alone, and with the drafts of others beside it."""
     on, draft = target(), DRAFTS[name]
@@ -338,7 +330,7 @@ def test_a_chooser_that_takes_the_best_drafts_what_the_kernels_draft(name: str) 
     assert_same(proposal, expected)
     contexts = [context_for(on, rule) for rule in ("greedy", "seed", "greedy")]
     with torch.inference_mode():
-        together = propose(on, contexts, [choosing, choosing, draft], [WATCHED] * 3)
+        together = propose(on, contexts, [choosing, choosing, draft])
     for each in together:
         assert_same(each, expected)
 

@@ -37,7 +37,7 @@ DRAFTS = {
     "low-bit": LayerDraft(FULL, LENGTH, precision=Precision.of(4)),
     "low-bit, stopping": LayerDraft(FULL, LENGTH, ConfidenceThreshold(0.1), precision=Precision.of(8)),
     "early exit": LayerDraft(KeptSet.early_exit(2, SUBLAYERS), LENGTH),
-    "shared prefix": LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), LENGTH, ConfidenceThreshold(0.05)),
+    "skipped middle": LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), LENGTH, ConfidenceThreshold(0.05)),
     "tree": LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), LENGTH, widths=lambda _: 3),
     "skipped start": LayerDraft(KeptSet((1, 4, 6), SUBLAYERS), LENGTH),
 }
@@ -59,7 +59,7 @@ def context_for(rule: Rule, room: int = 20) -> Generated:
 def drafted(draft: LayerDraft, context: Generated) -> tuple[Proposal, list[int]]:
     """The draft, and the rows of its forwards."""
     with torch.inference_mode(), counted_forwards() as forwards:
-        (proposal,) = propose(TARGET, [context], [draft], [WATCHED])
+        (proposal,) = propose(TARGET, [context], [draft])
     assert list(proposal.forwards) == forwards
     return proposal, forwards
 
@@ -68,10 +68,6 @@ def assert_same(proposal: Proposal, expected: Proposal) -> None:
     assert torch.equal(proposal.token_ids, expected.token_ids)
     assert proposal.tree == expected.tree
     assert proposal.confidences == expected.confidences
-    assert proposal.shared_prefix == expected.shared_prefix
-    assert proposal.shared_states.keys() == expected.shared_states.keys()
-    for index, states in expected.shared_states.items():
-        assert torch.equal(proposal.shared_states[index], states)
     assert (proposal.scores is None) == (expected.scores is None)
     if proposal.scores is not None and expected.scores is not None:
         assert torch.equal(proposal.scores, expected.scores)
@@ -150,7 +146,7 @@ def test_native_forwards_are_counted_to_the_last(limit: int, most: int) -> None:
     def propose_with(guess: Guess | None) -> Proposal:
         context = read_text(target, prompt(24), Needs(), max_new_tokens=20, rule=Greedy())[0]
         with torch.inference_mode():
-            return propose(target, [context], [replace(draft, guess=guess)], [()])[0]
+            return propose(target, [context], [replace(draft, guess=guess)])[0]
 
     alone = propose_with(None)
     assert alone.path == NATIVE
@@ -176,7 +172,7 @@ def test_the_generator_has_made_the_same_draws(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_the_verification_is_the_same(name: str) -> None:
-    """Rows of wrong guesses leave keys and values that nothing reads, also where states are shared."""
+    """Rows of wrong guesses leave keys and values that nothing reads."""
     outputs: list[Any] = []
     for guess in (None, lambda drafted: [len(drafted)] * 5):
         context = context_for(Greedy())
@@ -200,7 +196,7 @@ def test_guesses_beside_each_other() -> None:
     contexts = [context_for(Greedy()) for _ in guesses]
     drafts = [replace(draft, guess=guess) for guess in guesses]
     with torch.inference_mode():
-        together = propose(TARGET, contexts, drafts, [()] * len(drafts))
+        together = propose(TARGET, contexts, drafts)
     for proposal, expected in zip(together, alone, strict=True):
         assert path(proposal) == path(expected)
     assert [proposal.guessed for proposal in together] == [0, 5, 7]

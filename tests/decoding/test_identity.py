@@ -13,7 +13,7 @@ from selfspec.engine import Engine
 from selfspec.types import Generation
 
 EVERY_KIND = ("autoregressive", "clasp", "layerskip", "swift", "uniform")
-"""Methods that together run a model in every way there is: chains, trees, shared prefixes, rows between rounds."""
+"""Methods that together run a model in every way there is: chains, trees, early exits, rows between rounds."""
 
 EVERY_RUN = ("llama", "gemma3", "qwen3-moe-window")
 """Variants on which each method does all of its runs: on the others it does one of them, each on some."""

@@ -8,7 +8,6 @@ import torch
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import build, prompt
 from selfspec import Engine, SamplingParams, load_model
-from selfspec.decoding.draft import LayerDraft
 from selfspec.errors import InvalidSettingError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import Precision
@@ -74,21 +73,6 @@ def test_rounds_say_that_all_sublayers_drafted() -> None:
     result = engine(draft_bits=8, draft_length=4).generate(prompt(12), max_new_tokens=30)
     assert {record.kept for record in result.rounds} == {KeptSet.full(SUBLAYERS)}
     assert max(record.drafted for record in result.rounds) == 4
-
-
-@pytest.mark.parametrize(
-    ("precision", "prefix"),
-    [
-        (None, 3),
-        (Precision.of(8), 0),
-        (Precision(attention=16, mlp=4, head=4), 1),
-        (Precision(attention=16, mlp=16, head=4), 3),
-    ],
-    ids=str,
-)
-def test_states_are_shared_up_to_the_first_low_bit_sublayer(precision: Precision | None, prefix: int) -> None:
-    draft = LayerDraft(KeptSet((0, 1, 2, 5, 7), SUBLAYERS), 4, precision=precision)
-    assert draft.shared_prefix == prefix
 
 
 def test_copies_are_made_ahead_and_counted() -> None:

@@ -33,7 +33,7 @@ def test_the_model_is_a_markov_chain_with_a_taste() -> None:
 
 
 QUICK = ("auto", "suffix", "swift", "token-recycling")
-"""Methods that together draft in every way there is: chains, trees, known tokens, shared prefixes."""
+"""Methods that together draft in every way there is: chains, trees, known tokens, early exits."""
 CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in METHODS]
 
 

@@ -154,7 +154,6 @@ def test_a_kept_set_and_its_complement(sublayers: tuple[int, ...]) -> None:
     kept = KeptSet(sublayers, SUBLAYERS)
     assert sorted((*kept.sublayers, *kept.skipped)) == list(EVERYTHING)
     assert KeptSet.skipping(kept.skipped, SUBLAYERS) == kept
-    assert kept.shared_prefix == max(count for count in range(SUBLAYERS + 1) if set(range(count)) <= set(sublayers))
     assert kept.attention_share == len(set(sublayers) & set(ATTENTION)) / len(ATTENTION)
     assert kept.mlp_share == len(set(sublayers) & set(MLP)) / len(MLP)
 

@@ -243,7 +243,7 @@ def test_what_a_run_returns_is_not_overwritten_by_the_next() -> None:
 
 @recording
 def test_two_steps_may_take_turns() -> None:
-    """As the shared prefix has them: a step below, another above, then the first one again."""
+    """A step of one forward, one of another, then the first one goes on."""
     ours, generic = Target(own("gemma3"), "graphs"), Target(own("gemma3"), "eager")
     found = []
     for target in (ours, generic):

@@ -145,16 +145,21 @@ def target(name: str, dtype: torch.dtype, runtime: str = "compiled") -> Target:
 
 @pytest.fixture
 def native_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of rows of every native forward of more than one sublayer."""
+    """The number of rows of every native forward of more than one sublayer, and of every native verification."""
     seen: list[int] = []
-    run = NativeForward.run
+    run, verify = NativeForward.run, NativeForward.verify
 
     def noted(self: NativeForward, stream: torch.Tensor, sublayers: tuple[int, ...], *given: Any, **named: Any) -> Any:
         if len(sublayers) > 1:
             seen.append(len(stream))
         return run(self, stream, sublayers, *given, **named)
 
+    def noted_verify(self: NativeForward, requests: Any, *given: Any) -> Any:
+        seen.append(sum(len(each.token_ids) for each in requests))
+        return verify(self, requests, *given)
+
     monkeypatch.setattr(NativeForward, "run", noted)
+    monkeypatch.setattr(NativeForward, "verify", noted_verify)
     return seen
 
 

@@ -54,11 +54,7 @@ class StepBytes:
         return read + self._target.low_bit_bytes(MixedPrecision(low, head, precision.group))
 
     def target_step(self, context: int) -> int:
-        """Bytes of one forward of the full model: a step of plain decoding, or a verification of any width.
-
-        A verification with a shared prefix reads no less. Its drafted rows start after the prefix, but the last draft
-        token has not been through the prefix yet, so the prefix's weights are read for that one row.
-        """
+        """Bytes of one forward of the full model: a step of plain decoding, or a verification of any width."""
         return self.step(range(self.total), context)
 
     @property

@@ -1,6 +1,6 @@
 """What can draft a round, as data; and what it drafted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, TypeAlias, Union
@@ -172,15 +172,6 @@ class LayerDraft:
         if self.append is not None and (self.widths is not None or self.stop is None):
             raise InvalidParameterError("known tokens follow a chain with confidences; give stop, and leave widths out")
 
-    @cached_property
-    def shared_prefix(self) -> int:
-        """Number of leading sublayers that compute what the target computes: kept, from its own weights."""
-        if self.precision is None:
-            return self.kept.shared_prefix
-        by_sublayer = self.precision.by_sublayer(self.kept.total)
-        low = (index for index in range(self.kept.total) if by_sublayer.of_sublayer(index) is not None)
-        return min(self.kept.shared_prefix, next(low, self.kept.total))
-
     @property
     def threshold(self) -> float | None:
         """The confidence below which it stops; ``None`` without such a rule."""
@@ -211,7 +202,6 @@ class MtpDraft:
 
     widths: ClassVar[None] = None
     choose: ClassVar[None] = None
-    shared_prefix: ClassVar[int] = 0
 
     @property
     def threshold(self) -> float | None:
@@ -269,9 +259,6 @@ class Proposal:
         scores: float32 ``[r, vocab]``, the draft's processed scores after the pending token and each token of the
             extended path; ``None`` where the tokens were not drawn at random from scores.
         confidences: largest draft probability at each position of the extended path, where it was computed.
-        shared_prefix: number ``s`` of leading sublayers whose states are the target's own.
-        shared_states: by sublayer ``i <= s`` the residual stream ``h[i]`` of the first ``k`` verification rows,
-            ``[k, hidden]``; empty where nothing is shared.
         threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
         guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
         forwards: the rows of each forward that drafted.
@@ -283,8 +270,6 @@ class Proposal:
     tree: TokenTree
     scores: torch.Tensor | None = None
     confidences: tuple[float, ...] = ()
-    shared_prefix: int = 0
-    shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     threshold: float | None = None
     guessed: int = 0
     forwards: tuple[int, ...] = ()

@@ -1,7 +1,6 @@
 """Carries out the drafts of several sequences: what they ask of the model, and what they make of it."""
 
 from collections import defaultdict
-from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -20,10 +19,8 @@ from selfspec.sampling.rules import best, next_best, possible
 from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
 
 
-def propose(
-    target: Target, sequences: Many[Sequence], drafts: Many[Draft], watched: Many[Collection[int]]
-) -> list[Proposal]:
-    """Drafts tokens of all sequences side by side: the drafts that were planned; ``watched`` as in ``verify``."""
+def propose(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> list[Proposal]:
+    """Drafts tokens of all sequences side by side: the drafts that were planned."""
     proposals: dict[int, Proposal] = {}
     by_runner: dict[Runner | MtpHead, dict[int, LayerDraft | MtpDraft]] = defaultdict(dict)
     for index, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
@@ -34,7 +31,7 @@ def propose(
             proposals[index] = _known(sequence, draft)
     for runner, own in by_runner.items():
         made = {i: _Drafting(runner, sequences[i], draft) for i, draft in own.items()}
-        drafted = runner.draft([each.request(watched[i]) for i, each in made.items()])
+        drafted = runner.draft([each.request() for each in made.values()])
         proposals |= {i: each.proposal(result) for (i, each), result in zip(made.items(), drafted, strict=True)}
     return [proposals[index] for index in range(len(sequences))]
 
@@ -63,9 +60,9 @@ class _Drafting:
             self._path = draft_path(draft, sequence.choosing, runner.path(draft.kept.sublayers))
         self._has_confidences = draft.stop is not None or draft.widths is not None
 
-    def request(self, watched: Collection[int]) -> DraftRequest:
+    def request(self) -> DraftRequest:
         """What to draft; not kept, since it refers back to this object, which holds the cache."""
-        sequence, draft, shared = self._sequence, self._draft, self._draft.shared_prefix
+        sequence, draft = self._sequence, self._draft
         limit, stop = min(draft.limit, sequence.draft_limit), None if draft.stop is None else draft.stop.stops
         if isinstance(draft, MtpDraft):
             return DraftRequest(draft.text, sequence.pending, (), limit, stop=stop, choose=self._choose)
@@ -74,8 +71,6 @@ class _Drafting:
             sequence.pending,
             draft.kept.sublayers,
             limit,
-            # What a verification, or a drafter that watches it, takes over from the draft.
-            capture=frozenset({shared, *(index for index in watched if index < shared)} if shared else ()),
             stop=stop,
             guess=draft.guess,
             choose=None if self._path.native else self._choose,
@@ -127,8 +122,6 @@ class _Drafting:
             tree,
             scores=torch.cat(self._scores[:count]) if self._scores else None,
             confidences=tuple(numbers[0] for numbers in drafted.numbers) if self._has_confidences else (),
-            shared_prefix=draft.shared_prefix,
-            shared_states=drafted.captured,
             threshold=draft.threshold,
             guessed=drafted.guessed,
             forwards=drafted.forwards,
@@ -169,6 +162,5 @@ def _without_last(drafted: Drafted) -> Drafted:
         drafted,
         token_ids=drafted.token_ids[:count],
         numbers=drafted.numbers[:count],
-        captured={index: states[:count] for index, states in drafted.captured.items()},
         guessed=min(drafted.guessed, count),
     )

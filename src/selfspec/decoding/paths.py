@@ -13,13 +13,12 @@ REJECTION = Path("rejection sampling draws from scores")
 WIDTHS = Path("the draft is a tree")
 CHOOSER = Path("the method chooses the draft tokens")
 WATCHED = Path("the method watches hidden states")
-SHARED = Path("the draft shares hidden states with it")
 MANY_ROWS = Path("more rows than the kernels take")
 LOGPROBS = Path("log-probabilities are reported")
 MTP = Path("a multi-token-prediction head drafts")
 ENDS = Path("stop strings or criteria are checked after every token")
 
-LEAVING = (PROCESSED, REJECTION, WIDTHS, CHOOSER, WATCHED, SHARED, MANY_ROWS)
+LEAVING = (PROCESSED, REJECTION, WIDTHS, CHOOSER, WATCHED, MANY_ROWS)
 """What makes a draft or a verification leave the native way on a model that has one."""
 
 
@@ -56,9 +55,4 @@ def verification_path(proposals: Iterable[Proposal], most: int, model: Path) -> 
     """Where a verification runs; ``most`` is the number of rows of a sequence that the kernels take."""
     if not model.native:
         return model
-    for proposal in proposals:
-        if proposal.shared_states:
-            return SHARED
-        if len(proposal.rows) >= most:
-            return MANY_ROWS
-    return NATIVE
+    return MANY_ROWS if any(len(proposal.rows) >= most for proposal in proposals) else NATIVE

@@ -68,7 +68,7 @@ def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True)
     verified = run(target, sequences, drafts, watched, clock) if alone else None
     if verified is None:
         clock.switch("draft")
-        proposals = propose(target, sequences, drafts, watched)
+        proposals = propose(target, sequences, drafts)
         verified = verify(target, sequences, proposals, watched, clock)
     seconds = _share(_led(target.ranks, clock.seconds), len(sequences))
     committed = [_conclude(*each, seconds, clock) for each in zip(sequences, drafts, verified, strict=True)]

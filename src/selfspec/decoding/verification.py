@@ -125,8 +125,6 @@ def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -
         depths=None if tree.is_chain else tree.depths,
         visible=None if tree.is_chain else tree.visibility(pending.device),
         capture=watched,
-        shared_prefix=proposal.shared_prefix,
-        shared_states=proposal.shared_states,
         mask_embedding=sequence.drafter.mask_embedding if proposal.probes else None,
     )
 
@@ -297,8 +295,7 @@ def _no_scores() -> torch.Tensor:
 
 
 def _without_tokens(proposal: Proposal) -> Proposal:
-    known = replace(proposal, tree=EMPTY_TREE, scores=None, confidences=(), guessed=0, probes=())
-    return replace(known, shared_prefix=0, shared_states={})
+    return replace(proposal, tree=EMPTY_TREE, scores=None, confidences=(), guessed=0, probes=())
 
 
 def judge(

@@ -57,15 +57,6 @@ class KeptSet:
         kept = set(self.sublayers)
         return tuple(index for index in range(self.total) if index not in kept)
 
-    @cached_property
-    def shared_prefix(self) -> int:
-        """Number ``s`` of leading sublayers kept without a gap.
-
-        Below ``s`` a draft's hidden states, keys and values are the target's own (``methods.md``, section 1), so that a
-        verification can start at sublayer ``s`` for the rows already drafted.
-        """
-        return next((index for index, kept in enumerate(self.sublayers) if kept != index), len(self.sublayers))
-
     @property
     def attention_share(self) -> float:
         """Kept attention sublayers as a share of all attention sublayers, 0 to 1."""

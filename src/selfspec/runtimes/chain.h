@@ -26,8 +26,8 @@ struct ChainSequence {
     float* probed_confidence;   // and its probability; both null where there are no probes
     const void* mask_embedding;          // [hidden], the embedding of a token that is not known; null for zero
     Drawing drawing;        // of the first token
-    void* const* kept;      // by place in ``which``, and after it, where h of the drafted tokens' rows [limit, hidden] is
-                            // copied to, or null; null where none is. Of a verification [1 + drafted, hidden]
+    void* const* captured;  // of a verification, by sublayer, and after the last, where h of its rows [1 + drafted, hidden]
+                            // is copied to, or null; null where none is
     const long* depths;     // of the rows of a tree [1 + drafted], counted from the first; null for a chain
     const bool* visible;    // which of them each sees [1 + drafted, 1 + drafted]; null for a chain
     const AdaptedSublayer* adapter;  // by sublayer, or null
@@ -84,9 +84,7 @@ template <class T> class Links {
         Head head = *f.head;
         head.drawings = drawings.data();
         advance(head);
-        for (size_t part = 0; part < parts.size(); part++)
-            for (long row = 0; row < parts[part].rows; row++)
-                take_states(chain.sequences[of_part[part]], parts[part].first_row + row, row);
+        for (size_t part = 0; part < parts.size(); part++) take_states(parts[part], chain.sequences[of_part[part]]);
     }
 
   protected:
@@ -249,13 +247,13 @@ template <class T> class Links {
         for (const long position : positions)
             to.insert(to.end(), table + position * size, table + (position + 1) * size);
     }
-    // Where the forward keeps states that any sequence wants, by place.
+    // Where the forward keeps states that any sequence captures, by place.
     std::vector<void*> keep(long rows) {
         states.resize(f.count);
         std::vector<void*> kept(f.count, nullptr);
         for (const long index : of_part)
             for (long place = 0; place < f.count; place++)
-                if (const ChainSequence& s = chain.sequences[index]; s.kept && s.kept[place]) {
+                if (const ChainSequence& s = chain.sequences[index]; s.captured && s.captured[place]) {
                     states[place].resize(rows * hidden);
                     kept[place] = states[place].data();
                 }
@@ -269,7 +267,6 @@ template <class T> class Links {
         s.guess_count = s.probe_count = 0;
         for (long row = 0; row <= guesses; row++) {
             const long token = tokens[first + row];
-            take_states(s, first + row, s.drafted);
             s.finite += s.finite == s.drafted && finite[first + row];
             s.confidences[s.drafted++] = confidences[first + row];
             s.tokens[s.drafted] = token;
@@ -296,12 +293,12 @@ template <class T> class Links {
         const float largest = std::max(other.largest, up(own[token]));
         *s.probed = other.token, *s.probed_confidence *= exponential(other.largest - largest);
     }
-    // Copies the states of a row to the place of those of a token.
-    void take_states(const ChainSequence& s, long row, long token) const {
-        if (!s.kept) return;
+    // Copies the captured states of the rows of a part.
+    void take_states(const Part& part, const ChainSequence& s) const {
+        if (!s.captured) return;
         for (long place = 0; place <= f.count; place++) {
-            const T* from = (place < f.count ? states[place] : stream).data() + row * hidden;
-            if (s.kept[place]) std::copy_n(from, hidden, static_cast<T*>(s.kept[place]) + token * hidden);
+            const T* from = (place < f.count ? states[place] : stream).data() + part.first_row * hidden;
+            if (s.captured[place]) std::copy_n(from, part.rows * hidden, static_cast<T*>(s.captured[place]));
         }
     }
 };

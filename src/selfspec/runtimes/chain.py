@@ -1,6 +1,5 @@
 """Tokens to draft and rows to verify: what a sequence asks of the model, what it gets, and the form C++ code takes."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import addressof, c_float, c_long, c_void_p, pointer
 from dataclasses import dataclass, field
@@ -128,7 +127,6 @@ class DraftRequest:
         pending: the last token of the text, long ``[1]``.
         sublayers: ascending indices of those that run.
         limit: most tokens to draft, 1 or more.
-        capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to keep.
         stop: is given the confidence of each token in order, and says whether the draft ends with it.
         guess: is given the tokens drafted so far, and guesses those that follow.
         mask_embedding: ``[hidden]``, the embedding of a probe; ``None`` for zero.
@@ -141,7 +139,6 @@ class DraftRequest:
     pending: torch.Tensor
     sublayers: tuple[int, ...]
     limit: int
-    capture: frozenset[int] = frozenset()
     stop: Callable[[float], bool] | None = None
     guess: Callable[[Sequence[int]], Sequence[int]] | None = None
     mask_embedding: torch.Tensor | None = None
@@ -165,7 +162,6 @@ class Drafted:
 
     Attributes:
         numbers: of each token what the host has read; the confidence comes first.
-        captured: by sublayer ``i`` the state ``h[i]`` of the rows that chose the tokens, ``[n, hidden]``.
         guessed: how many of the tokens were guessed before they were drafted.
         forwards: the rows of each forward.
         finite: how many, from the first on, were chosen from logits that are all numbers, as far as that is known.
@@ -173,7 +169,6 @@ class Drafted:
 
     token_ids: torch.Tensor
     numbers: Sequence[Sequence[float]]
-    captured: Mapping[int, torch.Tensor]
     guessed: int
     forwards: tuple[int, ...]
     finite: int = 0
@@ -191,8 +186,6 @@ class VerifyRequest:
         depths: position of each row, counted from the first; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[rows, rows]``, which rows each row sees; ``None`` for those up to itself.
         capture: sublayers ``i`` (0 to ``2L``) whose ``h[i]`` to return.
-        shared_prefix: number of leading sublayers that have run over the first rows already.
-        shared_states: by sublayer up to that one ``h[i]`` of these rows, ``[k, hidden]``; empty where none has.
     """
 
     state: SequenceState
@@ -201,8 +194,6 @@ class VerifyRequest:
     depths: tuple[int, ...] | None = None
     visible: torch.Tensor | None = None
     capture: Collection[int] = ()
-    shared_prefix: int = 0
-    shared_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     mask_embedding: torch.Tensor | None = None
 
     @property
@@ -217,7 +208,11 @@ class VerifyRequest:
         """
         tokens = self.token_ids.tolist()
         captured = {index: like.new_empty(len(tokens), like.shape[-1]) for index in self.capture}
-        structure = _describe(self, self.end, captured, sublayers)
+        structure = _describe(self, self.end)
+        if captured:
+            structure.captured = (c_void_p * (sublayers + 1))()
+            for index, states in captured.items():
+                structure.captured[index] = states.data_ptr()
         structure.tokens, structure.drafted = (c_long * len(tokens))(*tokens), len(tokens) - 1
         if self.depths is not None and self.visible is not None:
             assert self.visible.is_contiguous()
@@ -238,20 +233,15 @@ class VerifiedRows:
 class Chained:
     """A ``DraftRequest`` in the form that the C++ code takes.
 
-    Args:
-        request: the request.
-        like: any tensor with the model's dtype and hidden size in its last dimension.
-
     Attributes:
         structure: for the C++ code; the memory it points to belongs to this object.
         forwards: the rows of each one so far.
         goes_on: whether there is another forward.
     """
 
-    def __init__(self, request: DraftRequest, like: torch.Tensor) -> None:
-        limit, sublayers = request.limit, request.sublayers
-        places = {index: bisect_left(sublayers, index) for index in request.capture}
-        self._request, self._places = request, places
+    def __init__(self, request: DraftRequest) -> None:
+        limit = request.limit
+        self._request = request
         self._failure: BaseException | None = None
         self._drafted: list[int] = []
         self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)()
@@ -260,8 +250,7 @@ class Chained:
         self.goes_on, self.forwards = True, list[int]()
         self._head: HeadDraft | None = None
         guess_count, probe_count = self._write(request.rows(()))
-        self._states = {place: like.new_empty(limit, like.shape[-1]) for place in places.values()}
-        self.structure = _describe(request, request.state.cache.length + limit, self._states, len(sublayers))
+        self.structure = _describe(request, request.state.cache.length + limit)
         self.structure.limit = limit
         self.structure.tokens, self.structure.confidences = self._tokens, addressof(self._confidences)
         self.structure.guesses, self.structure.guess_count = self._guesses, guess_count
@@ -333,21 +322,18 @@ class Chained:
         return Drafted(
             torch.tensor(self._drafted, dtype=torch.long),
             [(confidence,) for confidence in self._confidences[:count]],
-            {index: self._states[place][:count] for index, place in self._places.items()},
             structure.guessed,
             tuple(self.forwards),
             structure.finite,
         )
 
 
-def _describe(
-    request: DraftRequest | VerifyRequest, end: int, kept: Mapping[int, torch.Tensor], sublayers: int
-) -> ChainSequence:
-    """A sequence for the C++ code, with slots up to ``end``: ``kept`` are states to copy, by place in the sublayers."""
+def _describe(request: DraftRequest | VerifyRequest, end: int) -> ChainSequence:
+    """A sequence for the C++ code, with slots up to ``end``."""
     state, mask_embedding = request.state, request.mask_embedding
     cache = state.cache
     assert end <= cache.capacity, f"slots up to {end} do not fit a cache of {cache.capacity}"
-    structure = ChainSequence(
+    return ChainSequence(
         caches=cache.addresses,
         capacity=cache.capacity,
         start=cache.length,
@@ -355,11 +341,6 @@ def _describe(
         drawing=describe_drawing(request.drawing, cache.length + 1),
         adapter=native_adapter(state.adapter),
     )
-    if kept:
-        structure.kept = (c_void_p * (sublayers + 1))()
-        for place, states in kept.items():
-            structure.kept[place] = states.data_ptr()
-    return structure
 
 
 def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:

@@ -1,8 +1,8 @@
 """Drafts tokens of several sequences: in one native call where kernels choose them, else forward by forward."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -69,21 +69,18 @@ def _advance(runner: Stack, drafts: Sequence["_Stepping"], most: int | None = No
     for each in drafts:
         groups[each.coming(most)].append(each)
     for (sublayers, ends), group in groups.items():
-        captures = [each.wanted(sublayers, ends=ends) for each in group]
         steps = [each.step for each in group]
         output = runner.run(
             steps[0].hidden_states if len(steps) == 1 else torch.cat([step.hidden_states for step in steps]),
             sublayers,
             Forward.join([step.layout for step in steps]),
-            set().union(*captures),
             logits=ends,
             confidence=ends,
         )
         counts = [len(step.hidden_states) for step in steps]
-        for step, capture, own in zip(steps, captures, output.split(counts), strict=True):
+        for step, own in zip(steps, output.split(counts), strict=True):
             step.done += len(sublayers)
             step.hidden_states, step.logits = own.hidden_states, own.logits
-            step.captured.update({index: own.captured[index] for index in capture})
 
 
 @dataclass
@@ -94,7 +91,6 @@ class _Step:
     hidden_states: torch.Tensor
     guesses: list[int]
     done: int = 0
-    captured: dict[int, torch.Tensor] = field(default_factory=dict)
     logits: Logits | None = None
 
 
@@ -127,10 +123,10 @@ class DraftedTokens:
             self._decided = len(self.tokens)
             self._stopped |= self.request.stop(self._read(self._decided - 1)[0])
 
-    def finish(self, captured: Mapping[int, torch.Tensor], guessed: int, forwards: Sequence[int]) -> Drafted:
+    def finish(self, guessed: int, forwards: Sequence[int]) -> Drafted:
         """The finished draft; see ``Drafted``."""
         numbers = [self._read(index) for index in range(len(self.tokens))]
-        return Drafted(torch.cat(self.tokens), numbers, captured, guessed, tuple(forwards))
+        return Drafted(torch.cat(self.tokens), numbers, guessed, tuple(forwards))
 
     def _read(self, index: int) -> list[float]:
         """The numbers of a token; waits for them when first read."""
@@ -149,7 +145,6 @@ class _Stepping(DraftedTokens):
         )
         self._runner = runner
         self._begun: _Step | None = None
-        self._states: dict[int, list[torch.Tensor]] = {index: [] for index in request.capture}
         self._guessed, self._forwards = 0, list[int]()
 
     @property
@@ -176,11 +171,6 @@ class _Stepping(DraftedTokens):
         rest = self.request.sublayers[self.step.done :]
         return (rest, True) if most is None else (rest[:most], False)
 
-    def wanted(self, sublayers: tuple[int, ...], *, ends: bool) -> set[int]:
-        """The states to capture that are certain after these sublayers."""
-        missing = self.request.capture - self.step.captured.keys()
-        return {index for index in missing if ends or index <= sublayers[-1]}
-
     def take(self) -> None:
         """Takes the tokens that the finished step chose, up to the first that was not guessed."""
         step, self._begun = self.step, None
@@ -201,11 +191,8 @@ class _Stepping(DraftedTokens):
         """
         assert step.logits is not None
         self.choose(step.logits.row(row) if step.guesses else step.logits)
-        for sublayer, hidden_states in step.captured.items():
-            self._states[sublayer].append(hidden_states[row : row + 1])
         self._guessed += row > 0
 
     def drafted(self) -> Drafted:
         """The finished draft."""
-        captured = {index: torch.cat(rows) for index, rows in self._states.items() if rows}
-        return self.finish(captured, self._guessed, self._forwards)
+        return self.finish(self._guessed, self._forwards)

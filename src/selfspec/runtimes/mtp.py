@@ -112,7 +112,7 @@ class MtpHead:
             each.text.missing.clear()
         while on := [each for each in running if each.goes_on]:
             self._step(on, [(self.own.norm(each.state), each.tokens[-1]) for each in on])
-        return [each.finish({}, 0, (1,) * len(each.tokens)) for each in running]
+        return [each.finish(0, (1,) * len(each.tokens)) for each in running]
 
     def _take(self, text: SequenceState) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of a text that are missing; all but the last ones are made here."""

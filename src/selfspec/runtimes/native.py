@@ -204,10 +204,12 @@ class NativeForward:
         ``chain_path`` is native for the sublayers; ``head`` drafts rows of the forwards, where ``Rows`` ask for it.
         Raises what ``stop`` or ``guess`` of a request raised.
         """
-        like, sublayers = self._like, requests[0].sublayers
-        chained = [Chained(each, like) for each in requests]
+        sublayers = requests[0].sublayers
+        chained = [Chained(each) for each in requests]
         sequences = (ChainSequence * len(chained))(*(each.structure for each in chained))
-        rope.reserve(like, max(each.state.cache.length + each.limit + 1 for each in requests))  # 1: a probe at the end
+        rope.reserve(
+            self._like, max(each.state.cache.length + each.limit + 1 for each in requests)
+        )  # 1: a probe at the end
 
         structures = list(sequences)
 
@@ -241,10 +243,7 @@ class NativeForward:
         return [each.output(structure) for each, structure in zip(chained, structures, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> tuple[Logits, list[dict[int, torch.Tensor]]]:
-        """The logits of the whole model, for which ``chain_path`` is native, and by request the captured states.
-
-        The rows are chains or trees without shared states.
-        """
+        """The logits of the whole model, for which ``chain_path`` is native, and by request the captured states."""
         assert self._head is not None
         rows = sum(len(each.token_ids) for each in requests)
         values = self._like.new_empty(rows, self._head.outputs)

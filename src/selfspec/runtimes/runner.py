@@ -4,7 +4,6 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import pairwise
 
 import torch
 
@@ -31,7 +30,7 @@ from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import WITHOUT_KERNELS
 from selfspec.runtimes.products import Function, compile_head
 from selfspec.runtimes.recurrent import compile_recurrent
-from selfspec.runtimes.stack import Stack, StackOutput
+from selfspec.runtimes.stack import Stack
 
 RECURRENT = {**short_convolution.FORMS, **delta_net.FORMS, **mamba.FORMS, **mamba2.FORMS}
 """The recurrent branches whose rows share the products, by the class of the module."""
@@ -70,85 +69,33 @@ class Runner(Stack):
     def verify(self, requests: Sequence[VerifyRequest], *, native: bool) -> list[VerifiedRows]:
         """Runs the whole model over the last tokens and the drafts of several sequences.
 
-        In one native call (``native``) only rows without shared states, where ``path`` is native. The
-        logits are those of the other way bit for bit.
+        In one native call (``native``), where ``path`` is native, or as a forward from Python, with the same logits bit
+        for bit.
         """
-        if not native:
-            return _verify_ranges(self, [_Rows(self, each) for each in requests])
-        assert self.native is not None
-        logits, captured = self.native.verify(requests, self.rope)
-        rows = logits.split([len(each.token_ids) for each in requests])
-        return [VerifiedRows(own, states) for own, states in zip(rows, captured, strict=True)]
-
-
-def _verify_ranges(runner: Runner, parts: Sequence["_Rows"]) -> list[VerifiedRows]:
-    """Runs ranges of sublayers one after the other; rows that a draft has computed enter where these states end."""
-    last, logits = len(runner.sublayers), None
-    for first, end in pairwise(sorted({0, last, *(part.shared_prefix for part in parts)})):
-        for part in parts:
-            part.enter(first)
-        # A draft with all sublayers has computed its rows to the end, which are added there.
-        scored = end == last and all(part.shared_prefix < last for part in parts)
-        states = parts[0].states if len(parts) == 1 else torch.cat([part.states for part in parts])
-        forward = Forward.join([part.forward for part in parts]) if len(parts) > 1 else parts[0].forward
-        capture = {index for part in parts for index in part.wanted(first, end)}
-        output = runner.run(states, range(first, end), forward, capture, logits=scored)
-        logits = output.logits
-        for part, own in zip(parts, output.split([len(part.states) for part in parts]), strict=True):
-            part.take(own, first, end)
-    for part in parts:
-        part.enter(last)
-    counts = [len(part.states) for part in parts]
-    if logits is None:
-        rows = Forward.join([part.forward for part in parts])
-        logits = runner.score(torch.cat([part.states for part in parts]), rows.widest, rows)
-    return [VerifiedRows(own, part.captured) for part, own in zip(parts, logits.split(counts), strict=True)]
-
-
-class _Rows:
-    """The rows of one sequence on their way through the sublayers."""
-
-    def __init__(self, runner: Runner, request: VerifyRequest) -> None:
-        state, tokens, length = request.state, request.token_ids, request.state.cache.length
-        depths, visible = request.depths, request.visible
-        self._whole = runner.lay_out(state, len(tokens), depths=depths, visible=visible, drawing=request.drawing)
-        self._shared = request.shared_states
-        self._captures = frozenset(request.capture)
-        self.shared_prefix = request.shared_prefix if self._shared else 0
-        self.captured: dict[int, torch.Tensor] = {}
-        if not self._shared:
-            self.forward, self.states = self._whole, _embed(runner, tokens, self._whole, request.mask_embedding)
-            return
-        if runner.reads_tokens:
-            runner.embed(tokens.clamp(min=0), self._whole)
-        known = len(self._shared[self.shared_prefix])
-        self.forward = runner.lay_out(
-            state,
-            len(tokens) - known,
-            start=length + known,
-            prefix=None if visible is None else length,
-            depths=None if depths is None else depths[known:],
-            visible=None if visible is None else visible[known:],
+        counts = [len(each.token_ids) for each in requests]
+        if native:
+            assert self.native is not None
+            logits, captured = self.native.verify(requests, self.rope)
+            return [VerifiedRows(own, states) for own, states in zip(logits.split(counts), captured, strict=True)]
+        parts = [
+            self.lay_out(each.state, count, depths=each.depths, visible=each.visible, drawing=each.drawing)
+            for each, count in zip(requests, counts, strict=True)
+        ]
+        rows = [
+            _embed(self, each.token_ids, part, each.mask_embedding) for each, part in zip(requests, parts, strict=True)
+        ]
+        output = self.run(
+            rows[0] if len(rows) == 1 else torch.cat(rows),
+            self._every,
+            Forward.join(parts),
+            {index for each in requests for index in each.capture},
+            logits=True,
         )
-        self.states = _embed(runner, tokens[known:], self.forward, request.mask_embedding)
-
-    def wanted(self, first: int, end: int) -> set[int]:
-        """Sublayers of ``first`` to ``end`` whose states to capture; the first was the last of the range before."""
-        wanted = self._captures | (self._shared.keys() if first < self.shared_prefix else frozenset())
-        return {index for index in wanted if first < index <= end or index == first == 0}
-
-    def take(self, output: StackOutput, first: int, end: int) -> None:
-        """Takes what a range of sublayers gave."""
-        self.states = output.hidden_states
-        self.captured.update({index: output.captured[index] for index in self.wanted(first, end)})
-
-    def enter(self, sublayer: int) -> None:
-        """Adds the rows that the draft has computed, where this sublayer is the end of the shared prefix."""
-        if not self._shared or sublayer != self.shared_prefix:
-            return
-        states = {index: torch.cat([rows, self.captured[index]]) for index, rows in self._shared.items()}
-        self.forward, self.states = self._whole, states[sublayer]
-        self.captured = {index: states[index] for index in self._captures & states.keys()}
+        verified = []
+        for each, own in zip(requests, output.split(counts), strict=True):
+            assert own.logits is not None
+            verified.append(VerifiedRows(own.logits, {index: own.captured[index] for index in each.capture}))
+        return verified
 
 
 def _embed(runner: Runner, tokens: torch.Tensor, forward: Forward, mask_embedding: torch.Tensor | None) -> torch.Tensor:

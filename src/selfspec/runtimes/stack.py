@@ -143,11 +143,6 @@ class Stack:
         return self._decoder.new_cache(capacity, packed=packed) if leased is None else leased
 
     @property
-    def reads_tokens(self) -> bool:
-        """See ``Decoder.reads_tokens``."""
-        return self._decoder.reads_tokens
-
-    @property
     def independent_rows(self) -> int:
         """See ``Target.independent_rows``."""
         if self.device_kernels is not None:
