@@ -10,8 +10,7 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from helpers.scripted import Scripted
 from selfspec import Engine, SamplingParams
-from selfspec.decoding.draft import Append, LayerDraft
-from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.decoding.draft import Append, ConfidenceThreshold, LayerDraft
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.precision import Precision

@@ -25,11 +25,10 @@ from helpers.kernels import needs_kernels
 from helpers.low_bit_model import SIZES, SUBLAYERS
 from helpers.models import prompt
 from selfspec.decoding import paths
-from selfspec.decoding.draft import Guess, LayerDraft, Proposal
+from selfspec.decoding.draft import ConfidenceThreshold, Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
 from selfspec.decoding.sequence import Sequence as Generated
-from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet

@@ -14,11 +14,10 @@ from helpers.drafts import counted_forwards
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
-from selfspec.decoding.draft import Guess, LayerDraft, Proposal
+from selfspec.decoding.draft import ConfidenceThreshold, Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
 from selfspec.decoding.sequence import Sequence as Generated
-from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import NATIVE

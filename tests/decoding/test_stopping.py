@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.scripted import Scripted
-from selfspec.decoding.draft import LayerDraft, Proposal
+from selfspec.decoding.draft import ConfidenceThreshold, DraftVerifyThreshold, JointConfidence, LayerDraft, Proposal
 from selfspec.decoding.drafter import Feedback
-from selfspec.decoding.stopping import ConfidenceThreshold, DraftVerifyThreshold, JointConfidence
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import make_method

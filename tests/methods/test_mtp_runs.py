@@ -168,6 +168,6 @@ def test_a_stopping_rule_that_fails_ends_the_request(model_of: Any, monkeypatch:
         raise ZeroDivisionError("of a test")
 
     own = engine(model_of("llama"), threshold=0.5)
-    monkeypatch.setattr("selfspec.decoding.stopping.JointConfidence.stops", fails)
+    monkeypatch.setattr("selfspec.decoding.draft.JointConfidence.stops", fails)
     with pytest.raises(ZeroDivisionError, match="of a test"):
         own.generate([PROMPTS[0]], GREEDY)

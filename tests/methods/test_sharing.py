@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.models import SUBLAYERS, build, plain_text, prompt
 from selfspec import Engine
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.stopping import ConfidenceThreshold
+from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, NoDraft
 from selfspec.methods.base import Method
 from selfspec.methods.dynamic_exit import Del, DelDrafter, DelSettings
 from selfspec.methods.registry import find_method

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from helpers.models import FAMILY_NAMES, SUBLAYERS, VOCABULARY, build, plain_text, prompt
 from helpers.scripted import Script, Scripted
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, TokenDraft
+from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
 from selfspec.model.kept import KeptSet

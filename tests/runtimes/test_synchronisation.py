@@ -17,9 +17,8 @@ from transformers import LogitsProcessor
 
 from helpers.models import SUBLAYERS, build, prompt
 from helpers.scripted import Script, Scripted
-from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
+from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, Needs
-from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.engine import Engine
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer

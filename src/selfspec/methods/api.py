@@ -20,10 +20,20 @@ What drafts a round, a ``Draft``:
     a ``RunRound`` a round of those that follow each other in one call.
 """
 
-from selfspec.decoding.draft import Append, Chooser, Draft, Guess, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
+from selfspec.decoding.draft import (
+    Append,
+    Chooser,
+    ConfidenceThreshold,
+    Draft,
+    Guess,
+    LayerDraft,
+    NoDraft,
+    Proposal,
+    RunRound,
+    TokenDraft,
+)
 from selfspec.decoding.drafter import Continuation, Drafter, Feedback, FixedDrafter, Needs, Prefill
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, PrecisionSettings, setting

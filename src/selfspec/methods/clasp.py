@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import Draft, DraftVerifyThreshold, LayerDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.decoding.stopping import DraftVerifyThreshold
 from selfspec.errors import StateError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
+from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.stopping import ConfidenceThreshold
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods.exit_choice import Exit, Statistics, choose_exit, count_matches
 from selfspec.methods.payoff import Record

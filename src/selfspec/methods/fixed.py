@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import LayerDraft, NoDraft
+from selfspec.decoding.draft import ConfidenceThreshold, JointConfidence, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Prefill, RepeatingDrafter
-from selfspec.decoding.stopping import ConfidenceThreshold, JointConfidence
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register

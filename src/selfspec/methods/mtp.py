@@ -3,9 +3,8 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from selfspec.decoding.draft import Follow, MtpDraft
+from selfspec.decoding.draft import Follow, JointConfidence, MtpDraft, StoppingRule
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.stopping import JointConfidence, StoppingRule
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, fraction, setting

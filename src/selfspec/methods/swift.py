@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from selfspec.decoding.draft import Draft, LayerDraft
+from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, TreeWidths
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.decoding.probe import Probe
-from selfspec.decoding.stopping import ConfidenceThreshold, TreeWidths
 from selfspec.methods.payoff import Record, draft_cost, expected_speedup
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings, with_kept_set

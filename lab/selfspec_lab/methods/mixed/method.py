@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from selfspec.decoding.draft import JointConfidence
 from selfspec.decoding.drafter import RepeatingDrafter
-from selfspec.decoding.stopping import JointConfidence
 from selfspec.methods.api import Draft, Drafter, LayerDraft, Method, MethodSettings, NoDraft, Prefill, Target, setting
 from selfspec.runtimes.formats import LOW_BITS
 from selfspec.runtimes.precision import Precision

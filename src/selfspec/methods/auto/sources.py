@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from selfspec.decoding.draft import Append, Follow, Guess, LayerDraft, MtpDraft
+from selfspec.decoding.draft import Append, Follow, Guess, LayerDraft, MtpDraft, StoppingRule
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.decoding.stopping import StoppingRule
 from selfspec.errors import ModelLoadError, NoHeadWarning, UnsupportedModelError
 from selfspec.methods.auto.late_copies import LateCopies
 from selfspec.methods.auto.layer_plans import DraftPolicies
