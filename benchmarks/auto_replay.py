@@ -42,8 +42,7 @@ from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, 
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import FULL_BITS, Precision
-from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.tree import EMPTY_TREE, TokenTree
+from selfspec.sampling.acceptance import EMPTY_TREE, Acceptance, TokenTree
 from selfspec.types import PhaseSeconds
 from selfspec_lab.bench.run.prompts import answer_suite
 from selfspec_lab.bench.suites import read_suite

@@ -25,7 +25,7 @@ from selfspec import Engine, SamplingParams, SelfSpecError, custom_generate, err
 from selfspec.decoding.draft import TokenDraft
 from selfspec.methods.base import Needs
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 PROMPT = prompt(12)
 METHOD = ("layerskip", {"exit_layer": 2, "draft_length": 4})

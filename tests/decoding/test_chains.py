@@ -37,9 +37,9 @@ from selfspec.runtimes.kernels import row_limit
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import TokenTree
 from selfspec.sampling.processors import build_processors
 from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, seeded_generator
-from selfspec.sampling.tree import TokenTree
 from selfspec.types import SamplingParams
 from selfspec_lab.testing import read_text
 

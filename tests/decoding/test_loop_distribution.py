@@ -9,9 +9,8 @@ import torch
 from helpers.scripted import Script
 from helpers.table import DRAWS, KEPT, VOCAB, p_value, speculative
 from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
-from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict
+from selfspec.sampling.acceptance import Acceptance, Drafted, TokenTree, Verdict
 from selfspec.sampling.rules import Coupled, Speculative, seeded_generator
-from selfspec.sampling.tree import TokenTree
 
 FEWER_DRAWS = 5_000
 """As many as show a wrong rule."""

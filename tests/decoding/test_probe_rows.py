@@ -15,7 +15,7 @@ from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
 from selfspec.methods.base import Method
 from selfspec.model.rope import Rope
 from selfspec.runtimes.costs.rows import MOST_PROBES
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 LENGTH = 40
 

@@ -25,7 +25,7 @@ from selfspec.planning.plans import PADDING
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.threads import THREADS
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec.types import Generation
 
 pytestmark = needs_kernels

@@ -19,8 +19,7 @@ from selfspec.methods import make_method
 from selfspec.methods.skipping import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import Acceptance, TokenTree
 from selfspec.types import Generation
 from selfspec_lab.testing import read_text
 

@@ -13,7 +13,7 @@ from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.decoding.verification import Verified, verify
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec_lab.testing import read_text
 
 ALL_STATES = range(SUBLAYERS + 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.device import DEVICE
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Rows, SequenceState
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.gpu.attention import SPLIT, attend, tree_of

@@ -9,8 +9,7 @@ from helpers.device import DEVICE
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.runtimes.logits import Logits
-from selfspec.sampling.noise import gumbel_noise, seed_key
-from selfspec.sampling.rules import Coupled
+from selfspec.sampling.rules import Coupled, gumbel_noise, seed_key
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.gpu.head import SPAN, Draws, choose, choose_for

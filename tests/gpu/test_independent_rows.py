@@ -17,8 +17,8 @@ from selfspec.runtimes import graphs
 from selfspec.runtimes.chain import VerifyRequest
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import TokenTree
 from selfspec.sampling.rules import Coupled
-from selfspec.sampling.tree import TokenTree
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.gpu import runtime

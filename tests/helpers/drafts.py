@@ -12,8 +12,7 @@ from selfspec.decoding.draft import Draft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.base import Method
 from selfspec.runtimes import draft_loop
-from selfspec.sampling.acceptance import accept_matching
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree, accept_matching
 
 Model = Callable[[tuple[int, ...]], int]
 """The next token of a text."""

@@ -15,7 +15,7 @@ from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import ROOT, TokenTree
+from selfspec.sampling.acceptance import ROOT, TokenTree
 from selfspec.types import Generation
 
 NEW_TOKENS = 24

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import Rows, SequenceState, branches, causal
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 
 @dataclass(frozen=True)

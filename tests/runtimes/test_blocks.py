@@ -20,7 +20,7 @@ from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import row_limit
 from selfspec.runtimes.products import CompiledProduct, DenseProduct
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
 FUSED_MLPS = {

@@ -15,7 +15,7 @@ from selfspec import Engine
 from selfspec.model.forward import Drawing, Forward
 from selfspec.runtimes.chain import Path
 from selfspec.runtimes.target import Target
-from selfspec.sampling.noise import gumbel_noise, seed_key
+from selfspec.sampling.rules import gumbel_noise, seed_key
 
 pytestmark = needs_kernels
 

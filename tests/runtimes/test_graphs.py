@@ -25,7 +25,7 @@ from selfspec.runtimes.arena import FEWEST_SLOTS, Arena, LeasedCache
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.graphs import MOST_ROWS, SHORTEST_SPAN, Graphs
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec.types import Generation, SamplingParams
 
 FAMILY_NAMES = ("llama", "mistral-window", "olmo2", "gemma2", "gemma3", "mixtral", "stablelm")

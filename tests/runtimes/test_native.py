@@ -39,7 +39,7 @@ from selfspec.runtimes import kernels
 from selfspec.runtimes.branches import describe_branch
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import StackOutput, Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 VOCABULARY, LAYERS = 96, 4
 SUBLAYERS = 2 * LAYERS

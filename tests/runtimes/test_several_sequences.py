@@ -26,7 +26,7 @@ from helpers.models import FAMILY_NAMES, ROPE_SWITCH, SUBLAYERS, WINDOW, build, 
 from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes.kernels import KernelBuildError
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec_lab.testing import verifies_exactly
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}

@@ -29,7 +29,7 @@ from selfspec.runtimes import draft_loop
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.stack import StackOutput
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec.types import Generation
 
 RULES: dict[str, dict[str, Any]] = {

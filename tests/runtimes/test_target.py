@@ -13,7 +13,7 @@ from helpers.models import FAMILY_NAMES, LAYERS, SUBLAYERS, VARIANTS, build, pla
 from selfspec.engine import Engine
 from selfspec.model.forward import SequenceState, branches
 from selfspec.runtimes.target import StackOutput, Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 EVERY_BOUNDARY = range(SUBLAYERS + 1)

@@ -19,9 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict, accept_matching
-from selfspec.sampling.rejection import accept_rejection, decide_tree, walk_tree
-from selfspec.sampling.tree import ROOT, TokenTree
+from selfspec.sampling.acceptance import (
+    ROOT,
+    Acceptance,
+    Drafted,
+    TokenTree,
+    Verdict,
+    accept_matching,
+    accept_rejection,
+    decide_tree,
+    walk_tree,
+)
 
 VOCAB = 4
 LENGTH = 3

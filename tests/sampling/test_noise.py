@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from selfspec.sampling.noise import gumbel_noise, seed_key, uniforms
+from selfspec.sampling.rules import gumbel_noise, seed_key, uniforms
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15

@@ -9,10 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from selfspec.sampling.acceptance import Drafted
-from selfspec.sampling.noise import gumbel_noise
-from selfspec.sampling.rules import Coupled, Greedy, Rule, Speculative, best, next_best, possible, seeded_generator
-from selfspec.sampling.tree import ROOT, TokenTree
+from selfspec.sampling.acceptance import ROOT, Drafted, TokenTree
+from selfspec.sampling.rules import (
+    Coupled,
+    Greedy,
+    Rule,
+    Speculative,
+    best,
+    gumbel_noise,
+    next_best,
+    possible,
+    seeded_generator,
+)
 
 NOTHING = torch.empty(0, dtype=torch.long)
 VOCAB = 6

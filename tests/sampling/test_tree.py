@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.sampling.tree import ROOT, TokenTree
+from selfspec.sampling.acceptance import ROOT, TokenTree
 
 
 @st.composite

@@ -22,7 +22,7 @@ from selfspec.methods.api import (
     TokenTree,
     setting,
 )
-from selfspec.sampling.tree import ROOT
+from selfspec.sampling.acceptance import ROOT
 from selfspec_lab.methods.jacobi import Guess, random_guesses
 
 

@@ -9,8 +9,7 @@ import torch
 
 from helpers.models import build, prompt
 from selfspec import Engine
-from selfspec.sampling.acceptance import Drafted
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import Drafted, TokenTree
 from selfspec_lab.bench.forced import ForcedAcceptance, ForcedEngine
 
 

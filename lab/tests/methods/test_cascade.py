@@ -21,7 +21,7 @@ from selfspec.methods import find_method, make_method
 from selfspec.planning.acceptance import Copies
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec_lab.methods.cascade import Cascade, CascadeDrafter
 
 MODEL = random_model()

@@ -15,8 +15,7 @@ from selfspec.decoding.draft import NoDraft, Proposal
 from selfspec.decoding.drafter import Feedback
 from selfspec.methods import make_method
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import Acceptance, TokenTree
 
 RUNS: dict[str, tuple[Run, ...]] = {
     "adaptive-cosine": (

@@ -14,7 +14,7 @@ from selfspec.runtimes.chain import Path
 from selfspec.runtimes.mtp import MtpHead
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.run_head import MtpText
-from selfspec.sampling.tree import ROOT, TokenTree
+from selfspec.sampling.acceptance import ROOT, TokenTree
 from selfspec.types import Forecast
 
 

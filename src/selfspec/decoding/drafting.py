@@ -15,8 +15,8 @@ from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.mtp import MtpHead
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import EMPTY_TREE, ROOT, TokenTree
 from selfspec.sampling.rules import best, next_best, possible
-from selfspec.sampling.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 def propose(target: Target, sequences: Many[Sequence], drafts: Many[Draft]) -> list[Proposal]:

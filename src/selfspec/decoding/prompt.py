@@ -18,8 +18,8 @@ from selfspec.model.ranks import is_lost_rank
 from selfspec.runtimes.chain import VerifiedRows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
+from selfspec.sampling.acceptance import EMPTY_TREE
 from selfspec.sampling.logprobs import token_logprobs
-from selfspec.sampling.tree import EMPTY_TREE
 from selfspec.timing import wait_for
 from selfspec.types import PhaseClock, TokenLogprobs
 

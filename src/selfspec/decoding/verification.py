@@ -28,9 +28,8 @@ from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.run_head import MtpText, RunHead
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict, accept_matching
+from selfspec.sampling.acceptance import EMPTY_TREE, Acceptance, Drafted, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices
-from selfspec.sampling.tree import EMPTY_TREE
 from selfspec.types import PhaseClock
 
 LONGEST_SECONDS = 0.03

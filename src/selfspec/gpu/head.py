@@ -20,7 +20,7 @@ SPAN = 2048
 """Logits of a program."""
 
 _SPAN: tl.constexpr = tl.constexpr(SPAN)
-# Of splitmix64, as in sampling.noise, whose numbers these are.
+# Of splitmix64, as in sampling.rules, whose numbers these are.
 _GAMMA: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST: tl.constexpr = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
@@ -29,7 +29,7 @@ _NO_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 class Draws(NamedTuple):
-    """How the tokens of rows are drawn, on the device (``sampling.noise``).
+    """How the tokens of rows are drawn, on the device (``sampling.rules``).
 
     Attributes:
         keys: long ``[rows]``, the bits of the keys of the seeds.
@@ -65,7 +65,7 @@ def _mix(value):
 
 @triton.jit
 def _gumbel(key, position, token):
-    """The noise of tokens ``[n]`` at a position, as ``sampling.noise.gumbel_noise`` has it."""
+    """The noise of tokens ``[n]`` at a position, as ``sampling.rules.gumbel_noise`` has it."""
     stream = _mix(key.to(tl.uint64, bitcast=True) + (position + 1).to(tl.uint64) * _GAMMA)
     bits = _mix(stream + (token + 1).to(tl.uint64) * _GAMMA) >> 12
     uniform = (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16

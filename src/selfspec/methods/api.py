@@ -40,7 +40,7 @@ from selfspec.methods.settings import MethodSettings, PrecisionSettings, setting
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 __all__ = [
     "Append",

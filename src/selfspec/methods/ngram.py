@@ -10,7 +10,7 @@ from selfspec.errors import InvalidSettingError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 _PART = 8192
 """Tokens of a prompt that are read at a time, while all other requests wait."""

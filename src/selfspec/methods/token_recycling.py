@@ -16,7 +16,7 @@ from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, setting
 from selfspec.methods.state import LearnedState
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import ROOT, TokenTree
+from selfspec.sampling.acceptance import ROOT, TokenTree
 
 _UNKNOWN = -1
 """In the matrix: no candidate yet. As an index: the matrix's last row, which never has candidates."""

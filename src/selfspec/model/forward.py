@@ -37,7 +37,7 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How tokens are drawn from logits, by noise that depends on seed, position and token (``sampling.noise``).
+    """How tokens are drawn from logits, by noise that depends on seed, position and token (``sampling.rules``).
 
     ``key`` is the seed's, an unsigned integer of 64 bits; ``temperature`` divides the logits and is above 0.
     """

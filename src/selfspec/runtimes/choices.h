@@ -56,7 +56,7 @@ inline Choice join(const Choice& first, const Choice& second) {
 }
 
 // How the token of a row is drawn: that of the largest sum of logit / temperature and Gumbel noise, which depends on key,
-// position and token alone; sampling/noise.py says how. Nothing is drawn where the temperature is 0.
+// position and token alone; sampling/rules.py says how. Nothing is drawn where the temperature is 0.
 struct Drawing {
     uint64_t key;   // of the seed
     long position;  // of the token

@@ -28,7 +28,7 @@ from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 
 MODEL = random_model()
 FULL = KeptSet.full(SUBLAYERS)

@@ -38,7 +38,7 @@ from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling import acceptance
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec.types import PhaseSeconds
 
 STEP = 0.01

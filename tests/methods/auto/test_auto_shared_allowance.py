@@ -16,8 +16,7 @@ from selfspec.planning.allowance import CREDIT, SHARED_DELTA, HostTime, SharedAl
 from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
-from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import Acceptance, TokenTree
 from selfspec.types import PhaseSeconds
 
 COSTS = RowCosts((1, 4, 16, 32), (1.0, 1.1, 1.6, 2.6))

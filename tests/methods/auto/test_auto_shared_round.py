@@ -41,8 +41,7 @@ from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.precision import Precision
-from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.tree import EMPTY_TREE, TokenTree
+from selfspec.sampling.acceptance import EMPTY_TREE, Acceptance, TokenTree
 from selfspec.types import PhaseSeconds
 
 nothing: Any = None

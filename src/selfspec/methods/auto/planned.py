@@ -13,7 +13,7 @@ from selfspec.planning.plans import PADDING, Plan, plain
 from selfspec.planning.rows import FilledRows
 from selfspec.planning.stopping import DraftPolicy
 from selfspec.runtimes.costs.rows import CostTable
-from selfspec.sampling.tree import TokenTree
+from selfspec.sampling.acceptance import TokenTree
 from selfspec.types import Forecast
 
 PLAIN = "plain"
