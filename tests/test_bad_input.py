@@ -144,6 +144,8 @@ WRONG_PARAMETERS: list[dict[str, Any]] = [
     {"seed": 1.5},
     {"seed": True},
     {"stop": [""]},
+    {"stop": ["fine", ""]},
+    {"stop": [None]},
     {"stop": 5},
     {"stop_token_ids": [-1]},
     {"stop_token_ids": 3},

@@ -14,9 +14,9 @@ from helpers.checkpoints import make_tokenizer
 from helpers.models import VOCABULARY, build, prompt
 from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from selfspec import Engine, SamplingParams
+from selfspec.decoding.output import token_logprobs
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.runtimes.target import RUNTIMES
-from selfspec.sampling.logprobs import token_logprobs
 from selfspec.types import Generation, TokenLogprobs
 
 PROMPT = prompt(21)

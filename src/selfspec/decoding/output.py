@@ -1,4 +1,4 @@
-"""The output of a request: its tokens, their text, and where it ends."""
+"""The output of a request: its tokens, their text and log-probabilities, and where it ends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,6 +7,7 @@ import torch
 from transformers import StoppingCriteria
 
 from selfspec.decoding.text import TextStream
+from selfspec.model import transfer
 from selfspec.types import FinishReason, TextPiece, TokenLogprobs, TokenOrigin
 
 
@@ -103,3 +104,29 @@ class Output:
         if any(bool(torch.as_tensor(criterion(context(), None)).all()) for criterion in self._criteria):
             return "stopping_criteria"
         return "length" if len(self.token_ids) >= self._max_new_tokens else None
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
+    """The log-probability of one token from each row under the model's own distribution, and the most probable ones.
+
+    The distribution is the softmax of the logits in float32, before logits processors and temperature. Synchronises
+    with the device once.
+
+    Args:
+        logits: ``[n, vocab]``, the model's own.
+        token_ids: ``[n]``, the tokens that follow the rows.
+        alternatives: how many of the most probable tokens to report; at most the vocabulary.
+
+    Returns:
+        ``[n]``, one for each token.
+    """
+    chosen = transfer.send(token_ids, logits.device)
+    values = logits.float()
+    normaliser = values.logsumexp(-1, keepdim=True)
+    own = values.gather(1, chosen[:, None]) - normaliser
+    best = values.topk(min(alternatives, values.shape[1]), dim=1)
+    chances, best_ids, best_chances = transfer.read(own[:, 0], best.indices, best.values - normaliser)
+    return [
+        TokenLogprobs(token_id, chance, tuple(zip(map(int, ids), own_chances, strict=True)))
+        for token_id, chance, ids, own_chances in zip(token_ids, chances, best_ids, best_chances, strict=True)
+    ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from selfspec.decoding.draft import Proposal
+from selfspec.decoding.output import token_logprobs
 from selfspec.decoding.prefix_cache import CacheMemory
 from selfspec.decoding.request import Event, Failed, Finished, Prefilled
 from selfspec.decoding.sequence import Sequence
@@ -19,7 +20,6 @@ from selfspec.runtimes.chain import VerifiedRows
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import EMPTY_TREE
-from selfspec.sampling.logprobs import token_logprobs
 from selfspec.timing import wait_for
 from selfspec.types import PhaseClock, TokenLogprobs
 

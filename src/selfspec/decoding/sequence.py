@@ -8,6 +8,7 @@ import torch
 
 from selfspec.decoding.draft import Proposal, RunRound
 from selfspec.decoding.drafter import Drafter, Prefill
+from selfspec.decoding.output import token_logprobs
 from selfspec.decoding.paths import choosing_path
 from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import ROUND_TOKENS, STEP_TOKENS, Request
@@ -17,7 +18,6 @@ from selfspec.model.forward import Drawing
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
-from selfspec.sampling.logprobs import token_logprobs
 from selfspec.sampling.rules import Coupled
 from selfspec.types import TokenLogprobs, TokenOrigin
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from selfspec.errors import InvalidParameterError
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are not (or not yet) UTF-8."""
 
@@ -46,8 +44,6 @@ class TextStream:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), skip_special_tokens: bool = True
     ) -> None:
-        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
-            raise InvalidParameterError(f"stop is {stop!r}: give a list of non-empty strings")
         self.stopped: str | None = None
         self._tokenizer, self._backend = tokenizer, _backend_of(tokenizer)
         self._stop = tuple(stop)
