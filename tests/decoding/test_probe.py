@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from helpers.models import SUBLAYERS, VARIANTS, build, prompt
-from selfspec.decoding.drafter import Needs
-from selfspec.decoding.probe import Probe
+from selfspec.decoding.drafter import Needs, Probe
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -22,6 +21,10 @@ def prefilled(name: str, probe_rows: int = 0, length: int = LENGTH) -> tuple[Tar
     )[0]
 
 
+def probe_of(context: Generated) -> Probe:
+    return Probe(context.target, context.rule, context.state, context.ids)
+
+
 @pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_branches_equal_each_branch_alone(name: str) -> None:
@@ -29,7 +32,7 @@ def test_branches_equal_each_branch_alone(name: str) -> None:
     alone_target, alone = prefilled(name, length=LENGTH - ROWS)
     committed = [keys[:, :, :LENGTH].clone() for keys in context.cache.keys]
     states = torch.randn(COUNT, ROWS, target.hidden_size, generator=torch.Generator().manual_seed(0))
-    together = Probe(context).branches(ROWS)
+    together = probe_of(context).branches(ROWS)
     for sublayer in range(SUBLAYERS):
         with torch.inference_mode():
             parallel = together.run(sublayer, states)
@@ -48,7 +51,7 @@ def test_points_equal_each_token_alone(name: str) -> None:
     target, context = prefilled(name, COUNT * len(places))
     committed = [keys[:, :, :LENGTH].clone() for keys in context.cache.keys]
     states = torch.randn(COUNT, len(places), target.hidden_size, generator=torch.Generator().manual_seed(0))
-    whole, parts = Probe(context).points(places), Probe(context).points(places, most_rows=2 * len(places) + 1)
+    whole, parts = probe_of(context).points(places), probe_of(context).points(places, most_rows=2 * len(places) + 1)
     alone = [prefilled(name, length=place) for place in places]
     for sublayer in range(SUBLAYERS):
         with torch.inference_mode():
@@ -69,7 +72,7 @@ def test_a_candidate_scores_the_recent_tokens_as_if_it_had_read_them_last(name: 
     alone_target, alone = prefilled(name, length=LENGTH - 8)
     kept = KeptSet((0, 1, 4, 6, 7, 11), SUBLAYERS)
     with torch.inference_mode():
-        scored = Probe(context).score(kept, 8)
+        scored = probe_of(context).score(kept, 8)
         step = alone_target.lay_out(alone.state, 8)
         read = alone_target.embed(context.token_ids[LENGTH - 8 : LENGTH])
         expected = alone_target.logits(alone_target.run(read, kept.sublayers, step).hidden_states)
@@ -80,7 +83,7 @@ def test_a_candidate_scores_the_recent_tokens_as_if_it_had_read_them_last(name: 
 def test_the_full_set_predicts_what_the_target_wrote() -> None:
     _, context = prefilled("llama", probe_rows=1)
     with torch.inference_mode():
-        scores = Probe(context).score(KeptSet.full(SUBLAYERS), 1)
+        scores = probe_of(context).score(KeptSet.full(SUBLAYERS), 1)
     assert int(scores.argmax()) == int(context.pending)
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.recording import record
 from selfspec import Engine, load_model
-from selfspec.decoding.drafter import Needs, Prefill
-from selfspec.decoding.probe import Probe
+from selfspec.decoding.drafter import Needs, Prefill, Probe
 from selfspec.decoding.sequence import Sequence as Generated
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import clasp, make_method

@@ -18,8 +18,7 @@ from helpers.clock import Always, HandClock
 from helpers.models import LAYERS, SUBLAYERS, VOCABULARY, build, plain_text, prompt
 from selfspec import load_model
 from selfspec.decoding.draft import LayerDraft, NoDraft
-from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.probe import Branches, Probe
+from selfspec.decoding.drafter import Branches, Drafter, Feedback, Needs, Prefill, Probe
 from selfspec.engine import Engine
 from selfspec.errors import StateError
 from selfspec.methods import make_method

@@ -14,7 +14,7 @@ from helpers.matchness import matchness_from_scratch
 from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from helpers.table import DRAWS, KEPT, p_value, speculative
 from selfspec.decoding.draft import ConfidenceThreshold, LayerDraft
-from selfspec.decoding.probe import Probe
+from selfspec.decoding.drafter import Probe
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods import layer_search, make_method, swift, swift_search

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from selfspec import Engine
-from selfspec.decoding.probe import Branches
+from selfspec.decoding.drafter import Branches
 from selfspec.methods.api import KeptSet, Needs, Probe
 from selfspec.methods.clasp import choose_skipped, program
 from selfspec_lab.experiments.lab import Lab
@@ -109,7 +109,8 @@ class Reading:
         return self.target.run(self.states[0, at], kept.sublayers, step).hidden_states
 
     def _branches(self, position: int) -> Branches:
-        return Probe(self._context).points([position])
+        context = self._context
+        return Probe(context.target, context.rule, context.state, context.ids).points([position])
 
 
 def read_own_text(

@@ -7,10 +7,9 @@ from functools import partial
 import torch
 
 from selfspec.decoding.draft import Proposal, RunRound
-from selfspec.decoding.drafter import Drafter, Prefill
+from selfspec.decoding.drafter import Drafter, Prefill, Probe
 from selfspec.decoding.output import token_logprobs
 from selfspec.decoding.paths import choosing_path
-from selfspec.decoding.probe import Probe
 from selfspec.decoding.request import ROUND_TOKENS, STEP_TOKENS, Request
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
@@ -143,7 +142,8 @@ class Sequence:
         read = self.prompt_length - self.filled
         states = {index: rows[-read:] for index, rows in self.prompt_states.items()}
         seconds = (request.first_token_at or 0.0) - (request.started_at or 0.0)
-        return Prefill(tuple(request.prompt_ids), first, Probe(self), states, room, request.earlier, seconds)
+        probe = Probe(self.target, self.rule, self.state, self.ids)
+        return Prefill(tuple(request.prompt_ids), first, probe, states, room, request.earlier, seconds)
 
     def write_draft(self, step: int, token_id: torch.Tensor) -> None:
         """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""

@@ -32,8 +32,7 @@ from selfspec.decoding.draft import (
     RunRound,
     TokenDraft,
 )
-from selfspec.decoding.drafter import Continuation, Drafter, Feedback, FixedDrafter, Needs, Prefill
-from selfspec.decoding.probe import Probe
+from selfspec.decoding.drafter import Continuation, Drafter, Feedback, FixedDrafter, Needs, Prefill, Probe
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, PrecisionSettings, setting

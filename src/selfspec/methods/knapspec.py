@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, NoDraft
-from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.probe import Branches
+from selfspec.decoding.drafter import Branches, Drafter, Feedback, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.knapsack import (
     MAX_WEIGHT,

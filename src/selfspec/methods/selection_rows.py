@@ -4,7 +4,7 @@ from collections import deque
 
 import torch
 
-from selfspec.decoding.probe import Branches, Probe
+from selfspec.decoding.drafter import Branches, Probe
 from selfspec.methods.knapsack import MAX_WEIGHT, SCRATCH_SHARE, weight_bytes
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.target import Target

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, TreeWidths
-from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.decoding.probe import Probe
+from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill, Probe
 from selfspec.methods.payoff import Record, draft_cost, expected_speedup
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings, with_kept_set
