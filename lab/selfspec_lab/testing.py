@@ -8,8 +8,7 @@ from selfspec.decoding.draft import Draft, NoDraft
 from selfspec.decoding.drafter import Drafter, FixedDrafter, Needs, Prefill
 from selfspec.decoding.output import Output
 from selfspec.decoding.prompt import Chunk, read_chunks
-from selfspec.decoding.request import Failed, Request
-from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.request import Failed, Request, Sequence
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import find, row_limit
 from selfspec.runtimes.target import Target

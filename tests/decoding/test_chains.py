@@ -24,11 +24,11 @@ from helpers.drafts import counted_forwards
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import SIZES, SUBLAYERS
 from helpers.models import prompt
-from selfspec.decoding import paths
 from selfspec.decoding.draft import ConfidenceThreshold, Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.sequence import Sequence as Generated
+from selfspec.decoding.request import CHOOSER, MANY_ROWS, PROCESSED, REJECTION
+from selfspec.decoding.request import Sequence as Generated
 from selfspec.decoding.verification import verify
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
@@ -248,7 +248,7 @@ def trees(nodes: int) -> st.SearchStrategy[TokenTree]:
 def test_what_cannot_be_verified_in_one_call() -> None:
     """More rows than the kernels take."""
     on, context = target(), context_for(target(), "greedy", room=row_limit(torch.float32, attends=True) + 2)
-    for rows, path in ((2, NATIVE), (row_limit(torch.float32, attends=True), paths.MANY_ROWS)):
+    for rows, path in ((2, NATIVE), (row_limit(torch.float32, attends=True), MANY_ROWS)):
         with torch.inference_mode():
             (verified,) = verify(on, [context], [proposal_of([1] * rows)], [()])
         assert verified is not None
@@ -267,9 +267,9 @@ def test_what_a_stopping_rule_raises_arrives() -> None:
 @pytest.mark.parametrize(
     ("rule", "params", "path"),
     [
-        (Greedy(), SamplingParams(repetition_penalty=1.3), paths.PROCESSED),
-        (Coupled(3), SamplingParams(temperature=0.7, top_k=5), paths.PROCESSED),
-        (Speculative(seeded_generator(3, "cpu")), SamplingParams(temperature=0.7), paths.REJECTION),
+        (Greedy(), SamplingParams(repetition_penalty=1.3), PROCESSED),
+        (Coupled(3), SamplingParams(temperature=0.7, top_k=5), PROCESSED),
+        (Speculative(seeded_generator(3, "cpu")), SamplingParams(temperature=0.7), REJECTION),
     ],
     ids=["penalty", "top-k", "rejection"],
 )
@@ -325,7 +325,7 @@ def test_a_chooser_that_takes_the_best_drafts_what_the_kernels_draft(name: str) 
     expected = in_a_chain(on, draft, context_for(on, "greedy"))
     choosing = replace(draft, choose=lambda logits: (logits.argmax(-1, keepdim=True), False))
     proposal, _ = drafted(on, choosing, context_for(on, "seed"))
-    assert proposal.path == paths.CHOOSER
+    assert proposal.path == CHOOSER
     assert_same(proposal, expected)
     contexts = [context_for(on, rule) for rule in ("greedy", "seed", "greedy")]
     with torch.inference_mode():

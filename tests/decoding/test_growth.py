@@ -88,7 +88,6 @@ def test_requests_that_may_write_much_but_write_little_do_not_wait() -> None:
 
 def test_where_all_write_much_they_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfspec.decoding.request.STEP_TOKENS", 16)
-    monkeypatch.setattr("selfspec.decoding.sequence.STEP_TOKENS", 16)
     asked = [(prompt(20, 1), 400), (prompt(30, 2), 350), (prompt(25, 3), 380), (prompt(9, 4), 12)]
     engine = Engine(build_with_large_cache(), method="autoregressive")
     alone = [engine.generate(ids, max_new_tokens=most, ignore_eos=True).token_ids for ids, most in asked]

@@ -5,7 +5,7 @@ import torch
 
 from helpers.models import SUBLAYERS, VARIANTS, build, prompt
 from selfspec.decoding.drafter import Needs, Probe
-from selfspec.decoding.sequence import Sequence as Generated
+from selfspec.decoding.request import Sequence as Generated
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec_lab.testing import read_text

@@ -13,9 +13,8 @@ from helpers.models import build, plain_text, prompt
 from selfspec.decoding.output import Output
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
 from selfspec.decoding.prompt import Chunks, Pace, chunks_of
-from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request, Started
+from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request, Sequence, Started
 from selfspec.decoding.scheduler import Scheduler
-from selfspec.decoding.sequence import Sequence
 from selfspec.errors import RequestTooLargeError
 from selfspec.methods import make_method
 from selfspec.methods.base import Method

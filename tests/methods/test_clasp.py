@@ -13,7 +13,7 @@ from helpers.models import LAYERS, build, plain_text, prompt
 from helpers.recording import record
 from selfspec import Engine, load_model
 from selfspec.decoding.drafter import Needs, Prefill, Probe
-from selfspec.decoding.sequence import Sequence as Generated
+from selfspec.decoding.request import Sequence as Generated
 from selfspec.errors import InvalidSettingError
 from selfspec.methods import clasp, make_method
 from selfspec.methods.clasp import Clasp, choose_skipped, program

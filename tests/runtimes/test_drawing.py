@@ -93,7 +93,7 @@ def test_outputs_are_those_of_noise_in_python(method: str, dtype: torch.dtype, m
     options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "temperature": 0.8}
     texts = [prompt(12, seed) for seed in range(4)]
     native = [engine.generate(text, seed=seed, **options) for seed, text in enumerate(texts)]
-    monkeypatch.setattr("selfspec.decoding.sequence.choosing_path", lambda *_: Path("drawn in Python"))
+    monkeypatch.setattr("selfspec.decoding.request.choosing_path", lambda *_: Path("drawn in Python"))
     for seed, (text, generation) in enumerate(zip(texts, native, strict=True)):
         assert engine.generate(text, seed=seed, **options).token_ids == generation.token_ids
     assert len({generation.token_ids for generation in native}) == len(texts)

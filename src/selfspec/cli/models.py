@@ -211,7 +211,7 @@ def _split(target: "Target") -> str:
 
 def _native(target: "Target") -> dict[str, str | list[str]]:
     """Whether drafts and verifications of the whole model run natively, and what makes a request leave that."""
-    from selfspec.decoding.paths import LEAVING
+    from selfspec.decoding.request import LEAVING
 
     path = target.at(None).path()
     return {"model": str(path), "left_where": [str(each.reason) for each in LEAVING] if path.native else []}

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, Proposal, TokenDraft
-from selfspec.decoding.paths import CHOOSER, MTP, WIDTHS, draft_path
-from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.request import CHOOSER, MTP, WIDTHS, Sequence, draft_path
 from selfspec.model import transfer
 from selfspec.runtimes.chain import Drafted, DraftedToken, DraftRequest
 from selfspec.runtimes.logits import Logits
@@ -57,7 +56,7 @@ class _Drafting:
         self._preferences: list[torch.Tensor] = []
         self._path = MTP
         if isinstance(draft, LayerDraft) and isinstance(runner, Runner):
-            self._path = draft_path(draft, sequence.choosing, runner.path(draft.kept.sublayers))
+            self._path = draft_path(draft, sequence, runner.path(draft.kept.sublayers))
         self._has_confidences = draft.stop is not None or draft.widths is not None
 
     def request(self) -> DraftRequest:

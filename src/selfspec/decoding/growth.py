@@ -9,7 +9,7 @@ ever dropped or begun again.
 import math
 from collections.abc import Sequence as Many
 
-from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.request import Sequence
 
 
 def room_beside(sequences: Many[Sequence], limit: int) -> int:

@@ -12,7 +12,7 @@ from selfspec.decoding.drafter import DraftingMethod
 from selfspec.decoding.growth import grow, room_beside
 from selfspec.decoding.kept_texts import PART_BYTES, KeptTexts, Scope, Stretch
 from selfspec.decoding.request import Request, bytes_of
-from selfspec.decoding.sequence import Sequence as Running
+from selfspec.decoding.request import Sequence as Running
 from selfspec.decoding.suffixes import common
 from selfspec.errors import RequestTooLargeError
 from selfspec.limits import is_out_of_memory

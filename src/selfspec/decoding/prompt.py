@@ -11,8 +11,7 @@ import torch
 from selfspec.decoding.draft import Proposal
 from selfspec.decoding.output import token_logprobs
 from selfspec.decoding.prefix_cache import CacheMemory
-from selfspec.decoding.request import Event, Failed, Finished, Prefilled
-from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Sequence
 from selfspec.decoding.verification import judge, not_finite
 from selfspec.model.forward import Forward
 from selfspec.model.ranks import is_lost_rank

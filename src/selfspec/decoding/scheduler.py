@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from selfspec.decoding.prefix_cache import CacheMemory
 from selfspec.decoding.prompt import Chunks, Pace, PromptReader
-from selfspec.decoding.request import Advanced, Event, Failed, Finished, Prefilled, Request, Started
-from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.request import Advanced, Event, Failed, Finished, Prefilled, Request, Sequence, Started
 from selfspec.decoding.step import play
 from selfspec.errors import RequestFailedError, first_line
 from selfspec.limits import is_out_of_memory

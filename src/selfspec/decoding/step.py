@@ -11,8 +11,7 @@ import torch
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Drafter, DraftingMethod, Feedback
 from selfspec.decoding.drafting import propose
-from selfspec.decoding.request import Advanced, Event, Failed, Finished
-from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.request import Advanced, Event, Failed, Finished, Sequence
 from selfspec.decoding.verification import Verified, not_finite, run, verify
 from selfspec.errors import DeviceMemoryWarning, RanksError
 from selfspec.limits import is_out_of_memory

@@ -10,8 +10,7 @@ from typing import TypeAlias
 import torch
 
 from selfspec.decoding.draft import Draft, Follow, Later, MtpDraft, NoDraft, Proposal, RunDraft, RunRound
-from selfspec.decoding.paths import run_path, verification_path
-from selfspec.decoding.sequence import Sequence
+from selfspec.decoding.request import Sequence, run_path, verification_path
 from selfspec.errors import NonFiniteLogitsError
 from selfspec.model import transfer
 from selfspec.runtimes.chain import (
@@ -155,7 +154,7 @@ def run(
         if not isinstance(draft, RunDraft) or (follow := draft.follow) is None:
             return None
         own = set(own) - _followed(sequence.drafter.mtp_text, target.sublayer_count)
-        if not run_path(sequence.output, own, sequence.request.logprobs, sequence.choosing, model).native:
+        if not run_path(sequence, own, model).native:
             return None
         assert runner.native is not None
         steps = _Run(sequence, draft, _timed(follow, clock), until, limit, runner.native.most_rows)
