@@ -36,8 +36,8 @@ from own_texts import OwnTexts
 from phases import Phase, Recipe, Stage
 from sample import Writer, renew_samples
 from selfspec import Engine
-from selfspec.decoding.drafting import propose
 from selfspec.decoding.prompt import read_text
+from selfspec.decoding.step import propose
 from selfspec_lab.prompts import PROMPTS
 from tokenizer import train_tokenizer
 from train import blend

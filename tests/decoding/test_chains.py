@@ -26,9 +26,9 @@ from helpers.low_bit_model import SIZES, SUBLAYERS
 from helpers.models import prompt
 from selfspec.decoding.draft import ConfidenceThreshold, Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
-from selfspec.decoding.drafting import propose
 from selfspec.decoding.request import CHOOSER, MANY_ROWS, PROCESSED, REJECTION
 from selfspec.decoding.request import Sequence as Generated
+from selfspec.decoding.step import propose
 from selfspec.decoding.verification import verify
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet

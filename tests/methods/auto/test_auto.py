@@ -14,7 +14,7 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine, SamplingParams
 from selfspec.cli import terminal
-from selfspec.decoding import drafting
+from selfspec.decoding import step
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import preparation, trials
@@ -167,7 +167,7 @@ def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: 
 def test_what_is_never_accepted_is_hardly_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, RowCosts((1, 2, 64), (1.0, 1.1, 8.0)), agreement=0.9, draft=RowCosts((1, 64), (0.3, 2.0)))
     wrong = Proposal(torch.tensor([0]), TokenTree.chain(1), confidences=(0.9,))
-    monkeypatch.setattr(drafting._Drafting, "proposal", lambda *_: wrong)
+    monkeypatch.setattr(step._Drafting, "proposal", lambda *_: wrong)
     engine = Engine(MODEL, method="auto")
     result = engine.generate(prompt(20), max_new_tokens=200, ignore_eos=True, temperature=5.0, seed=1)
     assert (
