@@ -11,9 +11,8 @@ from selfspec.decoding.suffixes import common
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import Path
-from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.mtp import MtpHead, MtpText
 from selfspec.runtimes.precision import AnyPrecision
-from selfspec.runtimes.run_head import MtpText
 from selfspec.sampling.acceptance import ROOT, TokenTree
 from selfspec.types import Forecast
 

@@ -25,7 +25,7 @@ from selfspec.runtimes.chain import (
 )
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.run_head import MtpText, RunHead
+from selfspec.runtimes.mtp import MtpText, RunHead
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import EMPTY_TREE, Acceptance, Drafted, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices

@@ -33,7 +33,7 @@ from selfspec.planning.plans import Plan, plain
 from selfspec.planning.rows import FilledRows, Known, fill_rows
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
-from selfspec.runtimes.run_head import MtpText
+from selfspec.runtimes.mtp import MtpText
 from selfspec.types import PhaseSeconds
 
 _MOST_FOLLOWED = 16

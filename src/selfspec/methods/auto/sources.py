@@ -14,8 +14,7 @@ from selfspec.methods.auto.trials import Assignment
 from selfspec.methods.mtp import MtpDrafter, MtpSettings
 from selfspec.model.mtp import has_head
 from selfspec.runtimes.costs.live import LiveCosts
-from selfspec.runtimes.mtp import MtpHead
-from selfspec.runtimes.run_head import MtpText
+from selfspec.runtimes.mtp import MtpHead, MtpText
 from selfspec.runtimes.target import Target
 from selfspec.types import Forecast
 
