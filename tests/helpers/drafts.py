@@ -11,7 +11,7 @@ import torch
 from selfspec.decoding.draft import Draft, Proposal, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.base import Method
-from selfspec.runtimes import draft_loop
+from selfspec.runtimes import runner
 from selfspec.sampling.acceptance import TokenTree, accept_matching
 
 Model = Callable[[tuple[int, ...]], int]
@@ -30,14 +30,14 @@ def ngram_model(order: int, vocabulary: int, seed: int = 0) -> Model:
 def counted_forwards() -> Iterator[list[int]]:
     """The rows of each forward that drafts from Python."""
     rows: list[int] = []
-    advance = draft_loop._advance
+    advance = runner._advance
 
     def counted(model: Any, drafts: Sequence[Any], most: int | None = None) -> None:
         rows.extend(len(each.step.hidden_states) for each in drafts)
         advance(model, drafts, most)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loop, "_advance", counted)
+        patch.setattr(runner, "_advance", counted)
         yield rows
 
 

@@ -25,7 +25,7 @@ from selfspec.model import transfer
 from selfspec.model.forward import Forward, SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import AsyncCopy, pack, unpack
-from selfspec.runtimes import draft_loop
+from selfspec.runtimes import runner
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.stack import StackOutput
 from selfspec.runtimes.target import Target
@@ -326,15 +326,15 @@ def test_a_head_start_changes_nothing(
     for head_start in (1, 3, 8, SUBLAYERS):
         begun.clear()
         ran.clear()
-        monkeypatch.setattr(draft_loop, "head_start", lambda _, count=head_start: count)
+        monkeypatch.setattr(runner, "head_start", lambda _, count=head_start: count)
         assert_same(play(script_of_kept, **RULES[rule]), expected)
         assert len(begun) >= expected[0].drafted + stopped, "a stop finds a step begun"
         assert kept[:head_start] in ran
 
 
 def test_only_an_accelerator_gets_a_head_start() -> None:
-    assert draft_loop.head_start(torch.device("cpu")) == 0
-    assert draft_loop.head_start(torch.device("cuda", 1)) == draft_loop.HEAD_START > 0
+    assert runner.head_start(torch.device("cpu")) == 0
+    assert runner.head_start(torch.device("cuda", 1)) == runner.HEAD_START > 0
 
 
 def test_trees_that_never_stop_need_no_confidence_before_their_end(monkeypatch: pytest.MonkeyPatch) -> None:

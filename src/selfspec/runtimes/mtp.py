@@ -20,7 +20,6 @@ from selfspec.model.mtp import MtpModules, read_mtp
 from selfspec.model.rope import Rope
 from selfspec.runtimes.branches import describe_norm
 from selfspec.runtimes.chain import Drafted, DraftRequest
-from selfspec.runtimes.draft_loop import DraftedTokens
 from selfspec.runtimes.fused import RowNorm, fast_norm
 from selfspec.runtimes.kernels import DTYPES, load
 from selfspec.runtimes.logits import Logits
@@ -28,7 +27,7 @@ from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.packed import LowBitLinear
 from selfspec.runtimes.precision import AnyPrecision
 from selfspec.runtimes.products import CompiledProduct, compile_head, outputs_of
-from selfspec.runtimes.runner import Runner
+from selfspec.runtimes.runner import DraftedTokens, Runner
 from selfspec.runtimes.structures import Follow, NativeDraftHead, NativeHeadEntry, NativeHeadText
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.threads import THREADS
