@@ -18,7 +18,6 @@ from selfspec.decoding.scheduler import Scheduler
 from selfspec.errors import RequestTooLargeError
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
-from selfspec.model import pages
 from selfspec.runtimes.target import Target
 from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Greedy
@@ -240,7 +239,7 @@ def test_any_arrivals_and_cancellations(grows: bool, seed: int) -> None:
     """Texts are those of plain decoding, the limits hold at every step, no request is lost, memory is given back."""
     with pytest.MonkeyPatch.context() as patch:
         if grows:  # caches take memory as they are written, a few tokens at a time
-            patch.setattr(pages, "LARGE", 0)
+            patch.setattr("selfspec.model.cache.LARGE", 0)
             for module in ("request", "sequence"):
                 patch.setattr(f"selfspec.decoding.{module}.STEP_TOKENS", 2)
                 patch.setattr(f"selfspec.decoding.{module}.ROUND_TOKENS", 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from selfspec.model.stored import stored_bytes
+from selfspec.model.identity import stored_bytes
 from selfspec.runtimes.precision import FULL_BITS, AnyPrecision, MixedPrecision
 from selfspec.runtimes.target import Target
 

@@ -226,7 +226,7 @@ def _bytes_by_component(target: "Target") -> dict[str, int]:
         "head": model.get_output_embeddings().parameters(),
         "other": model.parameters(),
     }
-    from selfspec.model.stored import stored_bytes
+    from selfspec.model.identity import stored_bytes
 
     counted: set[int] = set()
     sizes: dict[str, int] = {}

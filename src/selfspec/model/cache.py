@@ -1,6 +1,9 @@
-"""The one cache of keys and values: preallocated, with a length."""
+"""The one cache of keys and values: preallocated, with a length, in memory that a large one takes as it is written."""
 
+import contextlib
 import math
+import mmap
+import sys
 import weakref
 from collections.abc import Sequence
 from ctypes import Array, c_void_p
@@ -9,8 +12,10 @@ from typing import Any
 import torch
 
 from selfspec.model.mxint8 import are_numbers, pack, packed_size, unpack, unpacked_size
-from selfspec.model.pages import Pages, is_taken_late
 from selfspec.model.transfer import send
+
+LARGE = 2**25
+"""Bytes of a tensor from which on its memory is taken as it is written."""
 
 
 class KeyValueCache:
@@ -65,7 +70,7 @@ class KeyValueCache:
         self._hold(pairs, own)
         self.device = device
 
-    def _hold(self, pairs: Sequence[torch.Tensor], own: Sequence[Pages] = ()) -> None:
+    def _hold(self, pairs: Sequence[torch.Tensor], own: "Sequence[Pages]" = ()) -> None:
         """Sets each layer's keys and values, ``[2, key_value_heads, capacity, head_dim]``, with no committed slots.
 
         ``own`` is the memory of theirs that can be given back in parts.
@@ -171,13 +176,54 @@ class KeyValueCache:
         return 0
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, own: list[Pages]) -> torch.Tensor:
+def is_taken_late(size: int, device: torch.device) -> bool:
+    """Whether a tensor of zeros of that many bytes takes no memory before it is written."""
+    return device.type == "cpu" and size >= LARGE
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, own: "list[Pages]") -> torch.Tensor:
     """A tensor of zeros; a large one of a processor takes no time, and has memory of its ``own``."""
     size = math.prod(shape) * dtype.itemsize
     if not is_taken_late(size, device):
         return torch.zeros(shape, dtype=dtype, device=device)
     own.append(Pages(size))
     return own[-1].tensor(dtype).view(shape)
+
+
+class Pages:
+    """Zeros of this process alone: memory that could be shared takes longer to be first written, and given back.
+
+    ``size`` is in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size, self._released = size, 0
+        if sys.platform == "win32":
+            self._memory = mmap.mmap(-1, size)
+            return
+        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if sys.platform == "linux":
+            # Pages of the system's own size: huge ones would be cleared as a whole for the first token of each head.
+            with contextlib.suppress(OSError):  # a system without huge ones
+                self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+
+    def tensor(self, dtype: torch.dtype) -> torch.Tensor:
+        """All of it, ``[size / itemsize]``."""
+        return torch.frombuffer(self._memory, dtype=dtype)
+
+    def release(self, most: int) -> int:
+        """Returns the next part of it to the system, of about ``most`` bytes; it must not be read or written again.
+
+        Returns:
+            Bytes of the part; 0 after the last one, and where the system takes memory back as a whole only.
+        """
+        if sys.platform != "linux":
+            return 0
+        part = min(-(-most // mmap.PAGESIZE) * mmap.PAGESIZE, self._size - self._released)
+        if part > 0:
+            self._memory.madvise(mmap.MADV_DONTNEED, self._released, part)
+            self._released += part
+        return part
 
 
 class RowStates:

@@ -1,4 +1,4 @@
-"""Which model this is: digests of its weights, and what processes that share it compare."""
+"""Which model this is: digests of its weights, what processes that share it compare, and what holds a weight."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,6 @@ from torch import nn
 
 from selfspec.model.placement import kept_weight
 from selfspec.model.ranks import is_sharded
-from selfspec.model.stored import stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,3 +89,20 @@ def _files(folder: Path) -> Iterator[tuple[str, int, str]]:
                 file.seek(index * max(0, size - _PIECE) // _PIECES)
                 digest.update(file.read(_PIECE))
         yield path.name, size, digest.hexdigest()[:16]
+
+
+def stored_tensors(weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The ordinary tensors that hold a weight: itself, or those inside of a wrapper (torchao's quantised weights)."""
+    flatten = getattr(weight, "__tensor_flatten__", None)
+    if flatten is None:
+        yield weight.detach()
+        return
+    names, _ = flatten()
+    for part in (getattr(weight, name) for name in names):
+        if isinstance(part, torch.Tensor):  # a weight that processes share also names their mesh
+            yield from stored_tensors(part)
+
+
+def stored_bytes(weight: torch.Tensor) -> int:
+    """What a weight takes, in bytes."""
+    return sum(tensor.nbytes for tensor in stored_tensors(weight))

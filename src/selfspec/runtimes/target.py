@@ -9,13 +9,12 @@ import torch
 from selfspec.errors import InvalidParameterError, MissingPackageError, UnsupportedModelError
 from selfspec.limits import check_context
 from selfspec.memory import release_freed_memory
-from selfspec.model.cache import KeyValueCache
+from selfspec.model.cache import KeyValueCache, is_taken_late
 from selfspec.model.forward import SequenceState
 from selfspec.model.identity import shared_traits, weights_digest
 from selfspec.model.low_rank import Adapter
 from selfspec.model.mxint8 import SHARED, packed_size
 from selfspec.model.observed import ObservedDecoder, take_apart
-from selfspec.model.pages import is_taken_late
 from selfspec.model.ranks import Ranks, ranks_of
 from selfspec.model.splitting import Nothing
 from selfspec.model.sublayers import Sublayer

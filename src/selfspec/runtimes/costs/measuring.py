@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from selfspec.model.stored import stored_bytes
+from selfspec.model.identity import stored_bytes
 from selfspec.runtimes.costs.rows import ROW_COUNTS, RowCosts
 from selfspec.runtimes.mixtures import CompiledMixture
 from selfspec.runtimes.precision import AnyPrecision
