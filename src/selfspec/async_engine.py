@@ -96,7 +96,7 @@ class AsyncEngine:
         self._thread = EngineThread(
             self._scheduler,
             None if options.max_waiting is None else options.max_batch + options.max_waiting,
-            # Only where all forwards are native (`kernels.overlapped`).
+            # Only where all forwards are native (`threads.overlapped`).
             overlaps=engine.target.independent_rows >= engine.chunks.longest,
             flush=engine.flush,
         )

@@ -20,7 +20,7 @@ from selfspec.errors import (
     first_line,
 )
 from selfspec.request_stream import RequestStream
-from selfspec.runtimes.kernels import overlapped, release_threads
+from selfspec.runtimes.threads import overlapped, release_threads
 from selfspec.types import TextPiece
 
 _Ready = tuple[RequestStream, list[TextPiece], bool]

@@ -240,9 +240,8 @@ def test_any_arrivals_and_cancellations(grows: bool, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if grows:  # caches take memory as they are written, a few tokens at a time
             patch.setattr("selfspec.model.cache.LARGE", 0)
-            for module in ("request", "sequence"):
-                patch.setattr(f"selfspec.decoding.{module}.STEP_TOKENS", 2)
-                patch.setattr(f"selfspec.decoding.{module}.ROUND_TOKENS", 1)
+            patch.setattr("selfspec.decoding.request.STEP_TOKENS", 2)
+            patch.setattr("selfspec.decoding.request.ROUND_TOKENS", 1)
         ended, cancelled = _arrive_and_cancel(random.Random(seed), 10)
     assert ended + cancelled == 10
 

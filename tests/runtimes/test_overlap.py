@@ -8,8 +8,8 @@ import torch
 
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
-from selfspec.runtimes.kernels import overlapped, start_overlapped
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.threads import overlapped, start_overlapped
 
 
 def test_a_task_runs_once_before_the_first_forward_or_at_the_end() -> None:

@@ -15,7 +15,7 @@ from selfspec import Engine
 from selfspec.runtimes import kernels, native
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
-from selfspec.runtimes.threads import ThreadCount
+from selfspec.runtimes.threads import ThreadCount, release_threads
 
 
 class Machine:
@@ -195,7 +195,7 @@ def test_a_thread_that_has_computed_keeps_no_threads_from_those_that_decode() ->
         with ThreadPoolExecutor(1) as pool:  # its thread stays
             pool.submit(compute).result()
             both = count(0)
-            pool.submit(kernels.release_threads).result()
+            pool.submit(release_threads).result()
             assert count(both - 2) == both - 2
             pool.submit(compute).result()
             assert count(both) == both

@@ -23,8 +23,9 @@ from selfspec.errors import InvalidParameterError
 from selfspec.files import check_own, replace_file
 from selfspec.runtimes.costs.store import profile_key
 from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import find, release_threads
+from selfspec.runtimes.kernels import find
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.threads import release_threads
 
 _VERSION = 2
 """Of the files, and of everything that keys and values depend on and ``_key`` does not name."""

@@ -1,8 +1,6 @@
-"""Adapters fitted to a model: where their factors belong, and the form that the kernels take."""
+"""Adapters fitted to a model: where their factors belong."""
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import Array
 from typing import Any
 
 import torch
@@ -12,7 +10,6 @@ from selfspec.errors import AdapterError
 from selfspec.model.low_rank import AdaptedProduct, Adapter, LowRankFactors, LowRankSum
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.fused import FusedAttention, FusedBlock, FusedMLP
-from selfspec.runtimes.structures import AdaptedSublayer, Linear, LowRankOutputs, NativeLowRank
 
 Factors = tuple[torch.Tensor, torch.Tensor, float]
 """``lora_A`` ``[rank, inputs]``, ``lora_B`` ``[outputs, rank]`` and the scale of their product."""
@@ -91,26 +88,6 @@ def check_adapted(adapter: Adapter, sublayers: Sequence[Sublayer]) -> None:
                 f"adapter '{adapter.name}' was read as {added.down.dtype}, and the model is of another dtype now; make "
                 "another engine"
             )
-
-
-def native_adapter(adapter: Adapter | None) -> "Array[AdaptedSublayer] | None":
-    """An adapter in the form that the kernels take: by sublayer. It lives as long as the adapter."""
-    if adapter is None:
-        return None
-    if "native" not in adapter.memo:
-        described = (AdaptedSublayer * adapter.sublayers)()
-        for (sublayer, product), added in adapter.sums.items():
-            setattr(described[sublayer], product.name.lower(), _describe(added))
-        adapter.memo["native"] = described  # whole: threads share it
-    native: Array[AdaptedSublayer] = adapter.memo["native"]
-    return native
-
-
-def _describe(added: LowRankSum) -> NativeLowRank:
-    outputs = (LowRankOutputs(each.up.data_ptr(), *each.up.shape, each.first, each.scale) for each in added.factors)
-    described = (LowRankOutputs * len(added.factors))(*outputs)
-    pointer = ctypes.cast(described, ctypes.POINTER(LowRankOutputs))
-    return NativeLowRank(Linear(added.down.data_ptr()), len(added.down), pointer, len(added.factors))
 
 
 def _products(sublayers: Sequence[Sublayer]) -> dict[int, tuple[Place, int]]:

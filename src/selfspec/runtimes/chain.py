@@ -1,17 +1,25 @@
 """Tokens to draft and rows to verify: what a sequence asks of the model, what it gets, and the form C++ code takes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from ctypes import addressof, c_float, c_long, c_void_p, pointer
+from ctypes import POINTER, Array, addressof, c_float, c_long, c_void_p, cast, pointer
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from selfspec.model.forward import Drawing, SequenceState
-from selfspec.runtimes.adapting import native_adapter
+from selfspec.model.low_rank import Adapter, LowRankSum
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.structures import ChainSequence, NativeDraftHead, NativeDrawing
+from selfspec.runtimes.structures import (
+    AdaptedSublayer,
+    ChainSequence,
+    Linear,
+    LowRankOutputs,
+    NativeDraftHead,
+    NativeDrawing,
+    NativeLowRank,
+)
 
 
 @dataclass(frozen=True)
@@ -346,3 +354,23 @@ def _describe(request: DraftRequest | VerifyRequest, end: int) -> ChainSequence:
 def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:
     """How the token at a position is drawn, for the C++ code; ``None`` for the token of the largest logit."""
     return NativeDrawing() if drawing is None else NativeDrawing(drawing.key, position, drawing.temperature)
+
+
+def native_adapter(adapter: Adapter | None) -> "Array[AdaptedSublayer] | None":
+    """An adapter in the form that the kernels take: by sublayer. It lives as long as the adapter."""
+    if adapter is None:
+        return None
+    if "native" not in adapter.memo:
+        described = (AdaptedSublayer * adapter.sublayers)()
+        for (sublayer, product), added in adapter.sums.items():
+            setattr(described[sublayer], product.name.lower(), _describe_sum(added))
+        adapter.memo["native"] = described  # whole: threads share it
+    native: Array[AdaptedSublayer] = adapter.memo["native"]
+    return native
+
+
+def _describe_sum(added: LowRankSum) -> NativeLowRank:
+    outputs = (LowRankOutputs(each.up.data_ptr(), *each.up.shape, each.first, each.scale) for each in added.factors)
+    described = (LowRankOutputs * len(added.factors))(*outputs)
+    outputs_pointer = cast(described, POINTER(LowRankOutputs))
+    return NativeLowRank(Linear(added.down.data_ptr()), len(added.down), outputs_pointer, len(added.factors))

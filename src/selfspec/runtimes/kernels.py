@@ -9,9 +9,8 @@ these kernels, which widen weights in registers, take prompts of any length.
 import ctypes
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,12 +42,6 @@ _LOGGER = logging.getLogger(__name__)
 
 WITHOUT_KERNELS = "decoding is much slower, and weights of few bits are unpacked"
 """What it costs to have no kernels."""
-
-
-_SOFT = 1
-"""``omp_pause_soft`` of OpenMP 5: settings stay."""
-
-_waiting: ContextVar[Callable[[], None] | None] = ContextVar("overlapped", default=None)
 
 
 @dataclass(frozen=True)
@@ -114,40 +107,6 @@ def row_limit(dtype: torch.dtype, *, attends: bool = False, low_bit: bool = Fals
         return sys.maxsize
     limit = f"most_attending_{DTYPES[dtype]}" if attends else f"most_rows_{DTYPES[dtype]}"
     return int(getattr(load(), limit)())
-
-
-@contextmanager
-def overlapped(task: Callable[[], None]) -> Iterator[None]:
-    """Runs a task once, on this thread: before the first native forward inside, or at the end without one.
-
-    Kernels release the GIL: wake other threads, such as an event loop, right before a kernel starts, not earlier. Else
-    both threads would compete for it while the processors are idle. The task takes microseconds, and raises nothing.
-    """
-    token = _waiting.set(task)
-    try:
-        yield
-    finally:
-        start_overlapped()
-        _waiting.reset(token)
-
-
-def start_overlapped() -> None:
-    """Runs the task that waits on this thread, if there is one; called before a native forward."""
-    task = _waiting.get()
-    if task is not None:
-        _waiting.set(None)
-        task()
-
-
-def release_threads() -> None:
-    """Ends the threads that GCC's OpenMP keeps for the calling one, whose next parallel work starts them again.
-
-    It keeps some for every thread that has computed. Where they are more than the processors, all of them sleep instead
-    of waiting for each other, which they do many times in a forward: a tenth of the speed of decoding is lost.
-    """
-    if sys.platform == "linux" and find.cache_info().currsize:
-        with suppress(AttributeError):  # of an older OpenMP
-            ctypes.CDLL(None).omp_pause_resource_all(_SOFT)
 
 
 def _find_library(level: Level) -> tuple[Path, str]:

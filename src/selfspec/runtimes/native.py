@@ -14,7 +14,6 @@ import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
-from selfspec.runtimes.adapting import native_adapter
 from selfspec.runtimes.branches import NativeBranch
 from selfspec.runtimes.chain import (
     NATIVE,
@@ -26,8 +25,9 @@ from selfspec.runtimes.chain import (
     RunningHead,
     VerifyRequest,
     describe_drawing,
+    native_adapter,
 )
-from selfspec.runtimes.kernels import DTYPES, load, row_limit, start_overlapped
+from selfspec.runtimes.kernels import DTYPES, load, row_limit
 from selfspec.runtimes.logits import Chosen, Logits
 from selfspec.runtimes.packed import PackedWeights, describe
 from selfspec.runtimes.structures import (
@@ -43,7 +43,7 @@ from selfspec.runtimes.structures import (
     PlanForward,
     View,
 )
-from selfspec.runtimes.threads import THREADS
+from selfspec.runtimes.threads import THREADS, start_overlapped
 
 _FEW_ROWS = 16
 """Most rows of a call whose time counts for the number of threads: with more it depends on the rows before them."""

@@ -1,17 +1,21 @@
-"""How many threads native calls take: as many as torch has, or fewer while other processes use the processor.
+"""The threads of native calls: how many a call takes, and what another thread does meanwhile.
 
-Threads of a call wait for each other many times, so a single one that shares its core with another process delays all
-of them. Whether fewer are faster is tried out: a few calls take the next number, and are compared with what calls of
-their kind take usually. It is tried at once where calls take clearly longer than usual, and now and then else, in both
-directions. Results do not depend on the number of threads, bit for bit.
+A call takes as many as torch has, or fewer while other processes use the processor. Threads of a call wait for each
+other many times, so a single one that shares its core with another process delays all of them. Whether fewer are faster
+is tried out: a few calls take the next number, and are compared with what calls of their kind take usually. It is tried
+at once where calls take clearly longer than usual, and now and then else, in both directions. Results do not depend on
+the number of threads, bit for bit.
 """
 
+import ctypes
 import math
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
@@ -20,6 +24,7 @@ from threading import Lock
 import torch
 
 from selfspec.control_group import processor_limit
+from selfspec.runtimes.kernels import find
 
 _FIRST, _SHORTEST, _LONGEST = 1.0, 0.25, 8.0
 """Seconds before the first try and between two; each try that did not help doubles them."""
@@ -56,6 +61,11 @@ _RISE, _FALL = 0.02, 0.2
 
 _MOST_RATIO = 4.0
 """Times as long as usual that a single call counts at most."""
+
+_SOFT = 1
+"""``omp_pause_soft`` of OpenMP 5: settings stay."""
+
+_waiting: ContextVar[Callable[[], None] | None] = ContextVar("overlapped", default=None)
 
 
 @dataclass
@@ -215,3 +225,37 @@ def keep_to_limit() -> int | None:
         return None
     torch.set_num_threads(math.ceil(limit))
     return math.ceil(limit)
+
+
+@contextmanager
+def overlapped(task: Callable[[], None]) -> Iterator[None]:
+    """Runs a task once, on this thread: before the first native forward inside, or at the end without one.
+
+    Kernels release the GIL: wake other threads, such as an event loop, right before a kernel starts, not earlier. Else
+    both threads would compete for it while the processors are idle. The task takes microseconds, and raises nothing.
+    """
+    token = _waiting.set(task)
+    try:
+        yield
+    finally:
+        start_overlapped()
+        _waiting.reset(token)
+
+
+def start_overlapped() -> None:
+    """Runs the task that waits on this thread, if there is one; called before a native forward."""
+    task = _waiting.get()
+    if task is not None:
+        _waiting.set(None)
+        task()
+
+
+def release_threads() -> None:
+    """Ends the threads that GCC's OpenMP keeps for the calling one, whose next parallel work starts them again.
+
+    It keeps some for every thread that has computed. Where they are more than the processors, all of them sleep instead
+    of waiting for each other, which they do many times in a forward: a tenth of the speed of decoding is lost.
+    """
+    if sys.platform == "linux" and find.cache_info().currsize:
+        with suppress(AttributeError):  # of an older OpenMP
+            ctypes.CDLL(None).omp_pause_resource_all(_SOFT)

@@ -20,8 +20,8 @@ from selfspec.errors import QueueFullError, SelfSpecError
 from selfspec.methods import METHODS, make_method
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import measure_row_costs
-from selfspec.runtimes.kernels import release_threads
 from selfspec.runtimes.target import Target
+from selfspec.runtimes.threads import release_threads
 from selfspec.serve.logs import log
 from selfspec.types import SamplingParams
 
