@@ -298,22 +298,20 @@ class Forward:
         """
         part = self.parts[0]
         if len(self.parts) == 1 and part.depths is None and self.rope.is_fixed and not self._turns:
-            return self.rope.table(kind), part.lowest_position
+            return self.rope.tables[kind], part.lowest_position
         return self.turn(kind), 0
 
     def _look_up(self) -> dict[str | None, CosSin]:
-        if len(self.parts) > 1 and self.rope.is_fixed:
-            return self.rope.turns(self.like, self.positions, None, long=False)
-        pieces = [
-            self.rope.turns(
-                self.like,
-                part.positions,
-                part.lowest_position if part.depths is None else None,
-                long=part.sequence.long_rope,
-            )
-            for part in self.parts
-        ]
-        return _concatenated(pieces, dim=0)
+        if not self.rope.is_fixed:
+            pieces = [self.rope.turns(self.like, part.positions, long=part.sequence.long_rope) for part in self.parts]
+            return _concatenated(pieces, dim=0)
+        first = self.parts[0]
+        alone = len(self.parts) == 1 and first.depths is None
+
+        def rows_of(table: torch.Tensor) -> torch.Tensor:
+            return table.narrow(0, first.lowest_position, first.count) if alone else table[self.positions]
+
+        return {kind: (rows_of(cosine), rows_of(sine)) for kind, (cosine, sine) in self.rope.tables.items()}
 
 
 def _concatenated(pieces: Sequence[dict[str | None, CosSin]], dim: int) -> dict[str | None, CosSin]:

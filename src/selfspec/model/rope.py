@@ -39,6 +39,8 @@ class Rope:
     Attributes:
         is_fixed: the rotation of a position never changes, so that it is read from a table.
         is_stateless: it depends on nothing but the position and on whether the frequencies are the long ones.
+        tables: if fixed, the rotations of all reserved positions by layer type: cosine and signed sine, ``[positions,
+            1, dim]`` each.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Rope:
         types = getattr(rotary, "rope_type", None)
         self.is_fixed = set(types.values() if isinstance(types, dict) else [types]) <= _FIXED_TYPES
         self.is_stateless = self.is_fixed or switch_length is not None
-        self._table: dict[str | None, CosSin] = {}
+        self.tables: dict[str | None, CosSin] = {}
         self._reserved = 0
         self._reserving = threading.Lock()
 
@@ -99,30 +101,11 @@ class Rope:
             if length <= self._reserved:
                 return
             positions = torch.arange(-(-length // _TABLE_STEP) * _TABLE_STEP, device=hidden_states.device)
-            self._table = self._turns(hidden_states, positions, long=False)
+            self.tables = self.turns(hidden_states, positions, long=False)
             self._reserved = len(positions)
 
-    def table(self, kind: str | None) -> CosSin:
-        """The rotations of all reserved positions, if fixed: cosine and signed sine, ``[positions, 1, dim]``."""
-        return self._table[kind]
-
-    def turns(
-        self, hidden_states: torch.Tensor, positions: torch.Tensor, first: int | None, *, long: bool
-    ) -> dict[str | None, CosSin]:
-        """Rotations of positions for the fused attention: cosine and signed sine, ``[rows, 1, dim]``, by layer type.
-
-        ``first`` is the first position if they are consecutive, else ``None``.
-        """
-        if not self.is_fixed:
-            return self._turns(hidden_states, positions, long=long)
-        table, rows = self._table, positions.shape[0]
-        if first is None:
-            return {kind: (cosine[positions], sine[positions]) for kind, (cosine, sine) in table.items()}
-        return {
-            kind: (cosine.narrow(0, first, rows), sine.narrow(0, first, rows)) for kind, (cosine, sine) in table.items()
-        }
-
-    def _turns(self, hidden_states: torch.Tensor, positions: torch.Tensor, *, long: bool) -> dict[str | None, CosSin]:
+    def turns(self, hidden_states: torch.Tensor, positions: torch.Tensor, *, long: bool) -> dict[str | None, CosSin]:
+        """As ``rotations``, for the fused attention: cosine and signed sine, ``[rows, 1, dim]`` each, by layer type."""
         rotations = self.rotations(hidden_states, positions, long=long)
         return {
             kind: (self._order(self._both(cosine)), self._order(_signed(self._both(sine))))

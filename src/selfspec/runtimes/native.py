@@ -280,7 +280,7 @@ class NativeForward:
         sublayers = self._all if sublayers is None else sublayers
         assert self._head is not None
         assert self._embedding is not None
-        tables = [(rope.table(kind), 0) for kind in self._kinds]
+        tables = [(rope.tables[kind], 0) for kind in self._kinds]
         call = self._describe(sublayers, tables, packed=packed)
         call.head = ctypes.pointer(NativeHead.from_buffer_copy(self._head))
         chain = NativeChain(
