@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "layerskip": {"exit_layer": 4, "draft_length": 4},
     "swift": {"context_window": 6, "confidence_threshold": 0.3, "max_draft_length": 5},
 }
-CPU_RUNTIMES = [runtime for runtime in RUNTIMES if runtime not in ("graphs", "inductor", "triton")]
+CPU_RUNTIMES = [runtime for runtime in RUNTIMES if runtime not in ("graphs", "triton")]
 
 
 def engine(method: str = "layerskip", name: str = "llama", **options: Any) -> Engine:

@@ -30,8 +30,8 @@ MODEL_HELP = (
 DTYPE_HELP = "float32, bfloat16, float16, or auto: the dtype of the checkpoint."
 DEVICE_HELP = "A torch device, or auto: an accelerator if there is one."
 RUNTIME_HELP = (
-    "How the model runs: auto (the fastest that is right), compiled (CPU), graphs (CUDA), triton, inductor "
-    "(torch.compile), fused, or eager (transformers' modules)."
+    "How the model runs: auto (the fastest that is right), compiled (CPU), graphs (CUDA), triton, fused, or eager "
+    "(transformers' modules)."
 )
 WEIGHTS_HELP = "int8 or int4: run the model with low-bit weights (CPU; CUDA with Triton). Default: its own weights."
 UNPACK_HELP = "Turn the weights of a quantised GGUF file or checkpoint into numbers of the dtype: slower, more memory."

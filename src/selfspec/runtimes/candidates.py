@@ -16,7 +16,6 @@ from selfspec.errors import InvalidParameterError
 from selfspec.model.decoder import Decoder
 from selfspec.runtimes.arena import Arenas
 from selfspec.runtimes.graphs import Graphs
-from selfspec.runtimes.inductor import make_inductor_runner
 from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
 from selfspec.runtimes.runner import Runner, make_runner
 
@@ -101,9 +100,8 @@ CANDIDATES: tuple[Candidate, ...] = (
         package="triton",
         copies=_make_triton_copies,
     ),
-    Candidate("inductor", "fused blocks compiled by torch.compile", make_inductor_runner),
 )
-"""All runtimes. The first is what the others have to agree with; what compiles for long is last."""
+"""All runtimes. The first is what the others have to agree with."""
 
 RUNTIMES = {
     "auto": "the fastest that is right: on an accelerator found by a trial, on the CPU the compiled kernels",

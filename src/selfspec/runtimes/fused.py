@@ -16,9 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from selfspec.model.families import Branch, Family, RopeLayout
-from selfspec.model.forward import Adapt, Forward, Rows
+from selfspec.model.forward import Forward, Rows
 from selfspec.model.low_rank import AdaptedProduct
-from selfspec.model.rope import CosSin
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.activations import ATTRIBUTES, activate_gated, activation_of
 from selfspec.runtimes.products import Function, Product, are_plain, can_join, is_plain, join, signature
@@ -30,11 +29,6 @@ if TYPE_CHECKING:
 _PACKED_ROWS = 32
 """Up to this many, the query heads of a key head are the rows of one product, which reads the keys once."""
 
-
-Execute = Callable[..., torch.Tensor]
-"""Calls a function of tensors with its arguments, or a compiled form of it."""
-
-
 Attend: TypeAlias = Callable[["FusedAttention", torch.Tensor, Rows], torch.Tensor | None]
 """Attention of queries ``[rows, heads, head_dim]`` to what is in the cache, their own keys and values included.
 
@@ -42,22 +36,15 @@ It gives ``[rows, heads * head_dim]``, or ``None`` for rows that torch attends f
 """
 
 
-def call(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """Calls it as it is; an ``Execute``."""
-    return function(*arguments)
-
-
 class FusedBlock(BranchSublayer):
     """A sublayer whose norms and products are ours, over the modules' very weights; else it is the ``generic`` one.
 
-    ``execute`` calls those parts of it that are functions of tensors alone: all but attention on the cache. ``place``
-    is its index among the sublayers.
+    ``place`` is its index among the sublayers.
     """
 
     place: int
     norms: tuple[Function | None, Function | None]
     products: tuple[Product, ...]
-    execute: Execute = staticmethod(call)
     _signature: list[Any]
 
     def __init__(self, generic: BranchSublayer) -> None:
@@ -73,24 +60,19 @@ class FusedBlock(BranchSublayer):
         vars(other).update(parts)
         return other
 
-    def _executed(self, forward: Forward, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-        """Calls a part of this branch; as it is where a sequence has an adapter, which is not a function of tensors."""
-        execute = self.execute if forward.adapting is None else call
-        return execute(function, self, *arguments, forward.widest, forward.adapting)
-
-    def enter(self, hidden_states: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
+    def enter(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """The first product, of the normed rows."""
         before = self.norms[0]
         normed = hidden_states if before is None else before(hidden_states)
-        entered = self.products[0](normed, widest)
-        if adapt is not None:
+        entered = self.products[0](normed, forward.widest)
+        if (adapt := forward.adapting) is not None:
             adapt(self.place, AdaptedProduct.ENTERING, normed, entered)
         return entered
 
-    def leave(self, activated: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
+    def leave(self, activated: torch.Tensor, forward: Forward) -> torch.Tensor:
         """The branch, ``[rows, hidden]``, of the inputs of the second product."""
-        branch, after = self.products[1](activated, widest), self.norms[1]
-        if adapt is not None:
+        branch, after = self.products[1](activated, forward.widest), self.norms[1]
+        if (adapt := forward.adapting) is not None:
             adapt(self.place, AdaptedProduct.LEAVING, activated, branch)
         branch = branch if after is None else after(branch)
         return branch if self.multiplier == 1.0 else branch.mul_(self.multiplier)
@@ -202,13 +184,9 @@ class FusedMLP(FusedBlock):
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        return self._executed(forward, FusedMLP.compute, hidden_states)
-
-    def compute(self, hidden_states: torch.Tensor, widest: int, adapt: Adapt | None) -> torch.Tensor:
-        """The branch, ``[rows, hidden]``; ``widest`` as for ``Product``."""
-        entered = self.enter(hidden_states, widest, adapt)
+        entered = self.enter(hidden_states, forward)
         activated = activate_gated(self.activate, entered) if self.gated else self.activate(entered)
-        return self.leave(activated, widest, adapt)
+        return self.leave(activated, forward)
 
 
 def turn_heads(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, neighbours: bool) -> None:
@@ -264,21 +242,17 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self._signature = signature(self.modules)
 
     def _branch(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
-        turn = forward.turn(self.rope) if self.turns else None
-        heads = self._executed(forward, FusedAttention.project, hidden_states, turn)
-        attended = forward.by_part(lambda own, rows: self._attend(heads[own], rows))
-        return self._executed(forward, FusedAttention.leave, attended)
+        heads = self._project(hidden_states, forward)
+        return self.leave(forward.by_part(lambda own, rows: self._attend(heads[own], rows)), forward)
 
-    def project(
-        self, hidden_states: torch.Tensor, turn: CosSin | None, widest: int, adapt: Adapt | None
-    ) -> torch.Tensor:
+    def _project(self, hidden_states: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Queries, keys and values ``[rows, all heads, head_dim]``, after rope (``Forward.turn``)."""
         turned = self.heads + self.key_heads
-        heads = self.enter(hidden_states, widest, adapt).view(-1, turned + self.key_heads, self.head_dim)
+        heads = self.enter(hidden_states, forward).view(-1, turned + self.key_heads, self.head_dim)
         if self.head_norms and not self.norms_last:
             self._norm_heads(heads)
-        if turn is not None:
-            self.turn(heads.narrow(1, 0, turned), *turn, neighbours=self.neighbours)
+        if self.turns:
+            self.turn(heads.narrow(1, 0, turned), *forward.turn(self.rope), neighbours=self.neighbours)
         if self.head_norms and self.norms_last:
             self._norm_heads(heads)
         return heads

@@ -12,7 +12,7 @@ from selfspec.errors import UnsupportedModelError
 from selfspec.model.forward import Forward
 from selfspec.model.sublayers import Sublayer
 from selfspec.runtimes.formats import PackedFormat
-from selfspec.runtimes.fused import FusedBlock, call
+from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.low_bit import HEAD, LowBitCopies
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import DenseProduct, Product
@@ -65,7 +65,7 @@ class _RoundedBlock(Sublayer):
         """See ``Sublayer``."""
         weights = self._copies.rounded(self._index, self._form)
         products = tuple(map(_dense, weights, self._block.products))
-        return self._block.replaced(products=products, execute=call)(hidden_states, forward)
+        return self._block.replaced(products=products)(hidden_states, forward)
 
 
 def _rounded_head(copies: LowBitCopies, form: PackedFormat) -> Callable[[torch.Tensor], torch.Tensor]:

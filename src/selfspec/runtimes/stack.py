@@ -131,8 +131,7 @@ class Stack:
     @property
     def problem(self) -> str | None:
         """Why the runtime runs on what it falls back to; ``None`` while it runs as it should."""
-        parts = [self.graphs, *(each.execute for each in self.sublayers if isinstance(each, FusedBlock))]
-        return next((problem for part in parts if (problem := getattr(part, "problem", None)) is not None), None)
+        return None if self.graphs is None else self.graphs.problem
 
     def new_cache(self, capacity: int, *, packed: bool = False) -> KeyValueCache:
         """An empty cache of a new sequence: at fixed addresses, where the runtime needs them and they are free.
