@@ -21,7 +21,6 @@ from selfspec.model.low_rank import AdaptedProduct
 from selfspec.model.sublayers import AttentionSublayer, BranchSublayer, Sublayer
 from selfspec.runtimes.activations import ATTRIBUTES, activate_gated, activation_of
 from selfspec.runtimes.products import Function, Product, are_plain, can_join, is_plain, join, signature
-from selfspec.runtimes.stepwise import attend
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -304,8 +303,44 @@ class FusedAttention(FusedBlock, AttentionSublayer):
             sinks = None
             if self.sinks is not None:
                 sinks = self.sinks.view(1, self.key_heads, self._group).repeat(1, 1, rows.count)[..., None]
-            attended = attend(packed, keys, values, mask, self.scale, softcap=self.softcap, sinks=sinks)
+            attended = _attend_stepwise(packed, keys, values, mask, self.scale, softcap=self.softcap, sinks=sinks)
         else:
             attended = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=self.scale)
         unpacked = attended.view(self.key_heads, rows.count, self._group, self.head_dim)
         return unpacked.transpose(0, 1).reshape(rows.count, -1)
+
+
+def _attend_stepwise(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    *,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention step by step, as transformers computes it: torch has no kernel for capped scores or sinks.
+
+    Args:
+        queries: ``[1, key heads, rows, head_dim]``.
+        keys: ``[1, key heads, slots, head_dim]``.
+        values: likewise.
+        mask: bool, which slots each row sees; ``None`` for all.
+        scale: of the scores.
+        softcap: caps them.
+        sinks: by row the score of a slot without a value that it sees besides, ``[1, key heads, rows, 1]``.
+
+    Returns:
+        Like the queries.
+    """
+    scores = torch.matmul(queries, keys.transpose(2, 3)).mul_(scale)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+    if sinks is None:
+        shares = scores.softmax(-1, dtype=torch.float32)
+    else:
+        shares = torch.cat([scores, sinks], -1).softmax(-1, dtype=torch.float32)[..., :-1]
+    return torch.matmul(shares.to(queries.dtype), values)
