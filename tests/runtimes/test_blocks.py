@@ -15,7 +15,7 @@ from helpers.models import FAMILY_NAMES, RELATIVES, SUBLAYERS, VARIANTS, build, 
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, NonFiniteLogitsError, UnsupportedModelError
 from selfspec.model.forward import Forward, SequenceState, branches
-from selfspec.runtimes.branches import describe_branch
+from selfspec.runtimes.branches import describe_weights
 from selfspec.runtimes.fused import FusedAttention, FusedMLP
 from selfspec.runtimes.kernels import row_limit
 from selfspec.runtimes.products import CompiledProduct, DenseProduct
@@ -113,7 +113,7 @@ def test_attention_runs_in_kernels_where_its_heads_fit_them(head_dim: int, known
 
 def native(sublayer: Any) -> bool:
     """Whether a sublayer can be part of a native forward."""
-    return describe_branch(sublayer) is not None
+    return describe_weights(sublayer) is not None
 
 
 ROW_COUNTS = (*range(1, 18), 40, 64, 96, 97, 200)

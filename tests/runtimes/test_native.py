@@ -36,7 +36,7 @@ from helpers.kernels import needs_kernels
 from selfspec import Engine
 from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.runtimes import kernels
-from selfspec.runtimes.branches import describe_branch
+from selfspec.runtimes.branches import describe_block, describe_weights
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import StackOutput, Target
 from selfspec.sampling.acceptance import TokenTree
@@ -399,9 +399,14 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
 def test_branches_that_do_not_turn_ask_for_no_rotation() -> None:
     """Of models whose attention has no rope, or runs elsewhere, there is none."""
     target = Target(AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float32).eval(), "compiled")
-    branches = [describe_branch(sublayer) for sublayer in target.sublayers]
-    kinds = [branch.block.rope for branch in branches if branch is not None and branch.turns]
-    turns = [branch.structure([None], kinds).turn for branch in branches if branch is not None]
+    blocks: list[Any] = target.sublayers
+    kinds = [block.rope for block in blocks[::2]]
+    weights = [describe_weights(block) for block in blocks]
+    turns = [
+        describe_block(block, own, [None], kinds).turn
+        for block, own in zip(blocks, weights, strict=True)
+        if own is not None
+    ]
     assert turns == [0, -1] * (len(target.sublayers) // 2)
 
 

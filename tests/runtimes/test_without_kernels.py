@@ -7,7 +7,7 @@ import pytest
 
 from helpers.low_bit_model import SUBLAYERS, random_model
 from selfspec.runtimes import kernels, runner
-from selfspec.runtimes.branches import describe_branch
+from selfspec.runtimes.branches import describe_weights
 from selfspec.runtimes.target import Target
 
 
@@ -41,6 +41,6 @@ def test_without_a_compiler_it_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_p
             warnings.simplefilter("error")
             assert Target(random_model()).fused_count == SUBLAYERS
         assert kernels.describe().startswith("none (decoding is much slower")
-        assert not any(map(describe_branch, target.sublayers))
+        assert not any(map(describe_weights, target.sublayers))
     finally:
         kernels.find.cache_clear()

@@ -3,11 +3,9 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-import torch
 from torch.nn import functional
 
 from selfspec.model.decoder import Decoder
@@ -36,60 +34,6 @@ Weights: TypeAlias = AttentionWeights | MlpWeights | MixtureWeights | LatentWeig
 _FIELDS = {AttentionWeights: "attention", MlpWeights: "mlp", MixtureWeights: "mixture", LatentWeights: "latent"}
 
 
-@dataclass(frozen=True, eq=False)
-class NativeBranch:
-    """A block in the form that a native forward takes: itself, and its weights as the C++ code reads them."""
-
-    block: Any
-    weights: Weights
-
-    @property
-    def attends(self) -> bool:
-        """It is attention."""
-        return isinstance(self.weights, (AttentionWeights, LatentWeights))
-
-    @property
-    def turns(self) -> bool:
-        """It has a rope."""
-        return isinstance(self.weights, LatentWeights) or (self.attends and self.block.turns)
-
-    @property
-    def turned(self) -> int:
-        """Most entries of a head that a rope can rotate."""
-        return int(self.block.turned if isinstance(self.weights, LatentWeights) else self.block.head_dim)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its rows."""
-        dtype: torch.dtype = self.block.products[0].dtype
-        return dtype
-
-    @property
-    def is_low_bit(self) -> bool:
-        """One of its products has low-bit weights."""
-        return any(linear.count > 0 for linear in _linears(self.weights))
-
-    def structure(self, windows: Sequence[int | None], kinds: Sequence[str | None]) -> NativeSublayer:
-        """The structure for the C++ code, by the sliding windows and the layer types of ropes of the whole forward."""
-        block = self.block
-        before, after = map(describe_norm, block.norms)
-        return NativeSublayer(
-            before=before,
-            after=after,
-            multiplier=block.multiplier,
-            view=windows.index(block.window) if self.attends else 0,
-            turn=kinds.index(block.rope) if self.turns else -1,
-            hidden=block.products[0].shape[1],
-            **{_FIELDS[type(self.weights)]: ctypes.pointer(self.weights)},
-        )
-
-
-def _linears(weights: Structure) -> list[Linear]:
-    parts = [getattr(weights, name) for name, *_ in weights._fields_]
-    own = [part for part in parts if isinstance(part, Linear)]
-    return own + [linear for part in parts if isinstance(part, MlpWeights) for linear in _linears(part)]
-
-
 def compile_block(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
     """The form of a sublayer of a decoder layer that kernels run, or itself where there is none.
 
@@ -104,17 +48,32 @@ def compile_block(sublayer: Sublayer, family: Family, layer: int) -> Sublayer:
     return sublayer.replaced(products=tuple(map(CompiledProduct, sublayer.products)))
 
 
-def describe_branch(sublayer: Sublayer) -> NativeBranch | None:
-    """The native form of a block that ``compile_block`` made; ``None`` where the kernels lack something of it."""
-    if not isinstance(sublayer, FusedBlock) or not _known(*sublayer.norms):
-        return None
-    if not all(isinstance(product, CompiledProduct) for product in sublayer.products):
-        return None
-    weights = _describe(sublayer)
-    return None if weights is None else NativeBranch(sublayer, weights)
+def describe_block(
+    block: Any, weights: Weights, windows: Sequence[int | None], kinds: Sequence[str | None]
+) -> NativeSublayer:
+    """A fused block for the C++ code, by the sliding windows and the layer types of ropes of the whole forward.
+
+    Block and weights (``describe_weights``) have to outlive it.
+    """
+    before, after = map(describe_norm, block.norms)
+    attends = isinstance(block, AttentionSublayer)
+    return NativeSublayer(
+        before=before,
+        after=after,
+        multiplier=block.multiplier,
+        view=windows.index(block.window) if attends else 0,
+        turn=kinds.index(block.rope) if attends and block.turns else -1,
+        hidden=block.products[0].shape[1],
+        **{_FIELDS[type(weights)]: ctypes.pointer(weights)},
+    )
 
 
-def _describe(block: FusedBlock) -> Weights | None:
+def describe_weights(block: Sublayer) -> Weights | None:
+    """The weights of a block that ``compile_block`` made; ``None`` where the kernels lack something of it."""
+    if not isinstance(block, FusedBlock) or not _known(*block.norms):
+        return None
+    if not all(isinstance(product, CompiledProduct) for product in block.products):
+        return None
     if isinstance(block, CompiledLatentAttention):
         return _describe_latent_attention(block)
     if isinstance(block, FusedAttention):

@@ -206,6 +206,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
 
     Attributes:
         turns: it has a rope.
+        turned: most entries of a head that it rotates.
         neighbours: neighbouring entries of a head rotate against each other, not its halves.
         norms_rows: norms of queries and keys are over all heads of a row together, as in OLMo-2, not over each head.
         norms_last: they follow rope.
@@ -224,7 +225,7 @@ class FusedAttention(FusedBlock, AttentionSublayer):
         self.norms = fast_norms(self, family)
         output = getattr(module, family.attention.output)
         self.products = join(_inputs(module, family.attention)), join([output])
-        self.head_dim = int(module.head_dim)
+        self.head_dim = self.turned = int(module.head_dim)
         self.heads = output.in_features // self.head_dim
         self.key_heads = (self.products[0].shape[0] // self.head_dim - self.heads) // 2
         self._group = self.heads // self.key_heads

@@ -24,7 +24,10 @@ class CompiledLatentAttention(FusedBlock, AttentionSublayer):
         expanding: keys and values of all heads by latents, ``[heads * (key + value), latent]``.
         halves: rotated neighbours become two halves of a key in the cache.
         index: of the layer.
+        turns: it has a rope, of ``turned`` entries of a key.
     """
+
+    turns = True
 
     def __init__(self, generic: AttentionSublayer, family: Family, layer: int) -> None:
         super().__init__(generic)

@@ -24,7 +24,7 @@ from selfspec.memory import check_memory
 from selfspec.model.decoder import Decoder
 from selfspec.model.observed import ObservedDecoder
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.branches import describe_branch
+from selfspec.runtimes.branches import describe_weights
 from selfspec.runtimes.formats import TILE, PackedFormat
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.kernels import find
@@ -236,9 +236,9 @@ class LowBitCopies:
                 "low-bit weights need the kernels of the CPU, which this runtime does not use or this machine cannot "
                 "build; use runtime 'auto' with a C++ compiler, or 16 bits"
             )
-        branches = [describe_branch(block) for block in self.runner.sublayers]
-        if None in branches:
-            index, dtype = branches.index(None), str(self.decoder.like.dtype).removeprefix("torch.")
+        weights = [describe_weights(block) for block in self.runner.sublayers]
+        if None in weights:
+            index, dtype = weights.index(None), str(self.decoder.like.dtype).removeprefix("torch.")
             size, step = getattr(self.runner.sublayers[index], "head_dim", 0), find().constants["DIM_STEP"]
             reason = "the kernels lack something of it"
             if dtype not in ("float32", "bfloat16"):

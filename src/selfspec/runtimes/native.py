@@ -9,12 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from selfspec.model.forward import Forward, Rows
 from selfspec.model.rope import CosSin, Rope
-from selfspec.runtimes.branches import NativeBranch
+from selfspec.model.sublayers import AttentionSublayer, Sublayer
+from selfspec.runtimes.branches import describe_block, describe_weights
 from selfspec.runtimes.chain import (
     NATIVE,
     PROBE,
@@ -56,7 +58,7 @@ class NativeForward:
     """Sublayers that can run in a native forward.
 
     Args:
-        branches: by index of the sublayer; ``None`` for one that cannot take part.
+        sublayers: all of the model; those that ``branches.compile_block`` made take part.
         like: a tensor with the model's dtype, and its hidden size in the last dimension.
         head: final norm and LM head, if they can take part.
         embedding: ``[vocab, hidden]``, perhaps of few bits, if embedding takes rows of it and scales them: what
@@ -72,7 +74,7 @@ class NativeForward:
 
     def __init__(
         self,
-        branches: Sequence[NativeBranch | None],
+        sublayers: Sequence[Sublayer],
         like: torch.Tensor,
         head: NativeHead | None = None,
         embedding: torch.Tensor | PackedWeights | None = None,
@@ -80,32 +82,34 @@ class NativeForward:
         embedding_scale: float = 1.0,
         any_rows: bool = False,
     ) -> None:
-        self._branches = tuple(branches)
-        native = [branch for branch in branches if branch is not None]
-        attention = [branch for branch in native if branch.attends]
-        self._windows = list(dict.fromkeys(branch.block.window for branch in attention))
-        turned = [(branch.block.rope, branch.turned) for branch in attention if branch.turns]
+        self._held = [(block, describe_weights(block)) for block in sublayers]  # the C++ code reads both
+        native: list[Any] = [block for block, weights in self._held if weights is not None]
+        attention: list[Any] = [block for block in native if isinstance(block, AttentionSublayer)]
+        self._windows = list(dict.fromkeys(block.window for block in attention))
+        turned = [(block.rope, block.turned) for block in attention if block.turns]
         self._turned = {kind: min(size for other, size in turned if other == kind) for kind, _ in turned}
         self._kinds = list(self._turned)
         self._window_sizes = (c_long * len(self._windows))(*(window or 0 for window in self._windows))
         structures = (
-            NativeSublayer() if branch is None else branch.structure(self._windows, self._kinds) for branch in branches
+            NativeSublayer() if weights is None else describe_block(block, weights, self._windows, self._kinds)
+            for block, weights in self._held
         )
-        self._sublayers = (NativeSublayer * len(branches))(*structures)
+        self._sublayers = (NativeSublayer * len(sublayers))(*structures)
         self._indices = lru_cache(_KEPT_SETS)(lambda indices: (c_int * len(indices))(*indices))
         self.limit = lru_cache(_KEPT_SETS)(self._limit)
         self._head, self._embedding, self._like = head if native else None, embedding, like
         self._embedding_scale = embedding_scale
         self.has_head = self._head is not None
-        self._all = tuple(range(len(branches)))
-        self.is_whole = self.has_head and len(native) == len(branches)
-        self._dtype, self.most_rows, self.limits = None, 0, [0] * len(branches)
+        self._all = tuple(range(len(sublayers)))
+        self.is_whole = self.has_head and len(native) == len(sublayers)
+        self._dtype, self.most_rows, self.limits = None, 0, [0] * len(sublayers)
         if native:
-            self._dtype = native[0].dtype
-            any_rows = any_rows or any(branch.is_low_bit for branch in native)
-            for index, branch in enumerate(branches):
-                if branch is not None:
-                    self.limits[index] = row_limit(self._dtype, attends=branch.attends, low_bit=any_rows)
+            self._dtype = native[0].products[0].dtype
+            any_rows = any_rows or any(product.bits for block in native for product in block.products)
+            for index, (block, weights) in enumerate(self._held):
+                if weights is not None:
+                    attends = isinstance(block, AttentionSublayer)
+                    self.limits[index] = row_limit(self._dtype, attends=attends, low_bit=any_rows)
             self.most_rows = min(limit for limit in self.limits if limit)
             self._call = getattr(load(), f"forward_{DTYPES[self._dtype]}")
             self._draft = getattr(load(), f"draft_{DTYPES[self._dtype]}")

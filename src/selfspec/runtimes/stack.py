@@ -15,7 +15,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Drawing, Forward, Rows, SequenceState
 from selfspec.model.rope import Rope
 from selfspec.model.sublayers import Sublayer
-from selfspec.runtimes.branches import describe_branch, describe_head
+from selfspec.runtimes.branches import describe_head
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.graphs import Graphs
@@ -117,9 +117,8 @@ class Stack:
         self.embedding, self.embedding_scale = _embedding_table(decoder) if compiled else (None, 1.0)
         self.native: NativeForward | None = None
         if compiled:
-            branches = [describe_branch(sublayer) for sublayer in self.sublayers]
             self.native = NativeForward(
-                branches,
+                self.sublayers,
                 decoder.like,
                 describe_head(norm, head, decoder),
                 self.embedding,
