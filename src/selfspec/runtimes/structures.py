@@ -4,7 +4,7 @@ When a library is loaded, ``layout.h`` says whether it has these headers, and th
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ctypes import (
     CDLL,
     CFUNCTYPE,
@@ -31,26 +31,12 @@ _HEADERS = "".join(path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.
 _BODIES = dict(re.findall(r"^struct (\w+) {\n(.*?)^};", _HEADERS, re.MULTILINE | re.DOTALL))
 _NUMBERS = {"long": c_long, "int": c_int, "float": c_float, "double": c_double, "uint64_t": c_uint64}
 
-STRUCTURES: dict[str, type[Structure]] = {}
-"""The structures by their names in the headers."""
 
-
-def _declared(name: str, **functions: Any) -> Callable[[type[Structure]], Any]:
-    """Gives a class the fields of the structure that has this name in the headers; ``functions`` are those it calls."""
-
-    def describe(structure: type[Structure]) -> type[Structure]:
-        structure._fields_ = [*_fields(name, functions)]
-        STRUCTURES[name] = structure
-        return structure
-
-    return describe
-
-
-def _fields(name: str, functions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _fields(name: str) -> Iterator[tuple[str, Any]]:
     for line in _BODIES[name].splitlines():
         code = line.partition("//")[0].replace("const", "").strip()
         if function := re.search(r"\(\*(\w+)\)", code):
-            yield function[1], functions[function[1]]
+            yield function[1], _FUNCTIONS[function[1]]
         elif code and "(" not in code:  # otherwise it is one of the structure's functions
             kind, declared = re.fullmatch(r"(\w+)(.*);", code).groups()  # type: ignore[union-attr]
             for each in declared.split(","):
@@ -67,109 +53,6 @@ def _kind(name: str, stars: int) -> Any:
     return POINTER(own) if stars else own
 
 
-@_declared("Stored")
-class Stored(Structure):
-    """Weights of few bits of some outputs of a linear layer, in tiles."""
-
-
-@_declared("Linear")
-class Linear(Structure):
-    """A linear layer: weights ``[outputs, inputs]``, or parts of few bits; bias ``[outputs]`` or null.
-
-    ``order`` is of the parts' inputs, the place of each in a row, or null.
-    """
-
-
-@_declared("Norm")
-class Norm(Structure):
-    """A norm of a row; none where ``kind`` is 0."""
-
-
-@_declared("Heads")
-class Heads(Structure):
-    """Sizes of an attention branch."""
-
-
-@_declared("AttentionWeights")
-class AttentionWeights(Structure):
-    """An attention branch."""
-
-
-@_declared("MlpWeights")
-class MlpWeights(Structure):
-    """An MLP branch."""
-
-
-@_declared("MixtureWeights")
-class MixtureWeights(Structure):
-    """A mixture of experts: the weights of all of them follow each other; no shared one where its ``inner`` is 0."""
-
-
-@_declared("LatentWeights")
-class LatentWeights(Structure):
-    """Attention to latents; see ``latent.h``."""
-
-
-@_declared("StateNet")
-class NativeStateNet(Structure):
-    """A layer with a state for each head; see ``state_net.h``."""
-
-
-@_declared("Sublayer")
-class NativeSublayer(Structure):
-    """A branch of a forward: attention, an MLP, a mixture of experts or attention to latents; the others are null."""
-
-
-@_declared("View")
-class View(Structure):
-    """The slots that the rows of a sequence see through a window."""
-
-
-@_declared("CosSin")
-class NativeCosSin(Structure):
-    """Cosine and signed sine of the rows' positions."""
-
-
-@_declared("LowRankOutputs")
-class LowRankOutputs(Structure):
-    """The second factor of a low-rank product, whose sums are added to a product's outputs from ``first`` on."""
-
-
-@_declared("LowRank")
-class NativeLowRank(Structure):
-    """The low-rank products that an adapter adds to a product; ``inputs`` are the first factors of all."""
-
-
-@_declared("AdaptedSublayer")
-class AdaptedSublayer(Structure):
-    """What an adapter adds to the two products of a sublayer."""
-
-
-@_declared("Part")
-class Part(Structure):
-    """The rows of one sequence."""
-
-
-@_declared("Drawing")
-class NativeDrawing(Structure):
-    """How the token of a row is drawn; not at all where the temperature is 0."""
-
-
-@_declared("Head")
-class NativeHead(Structure):
-    """Final norm and LM head, and where their results go; the norm alone where ``linear`` has no weights."""
-
-
-@_declared("Forward")
-class NativeCall(Structure):
-    """A forward: its sublayers, the states to keep, the rows of each sequence, their rotations, the head if it runs."""
-
-
-@_declared("ChainSequence")
-class ChainSequence(Structure):
-    """A sequence whose tokens are drafted in a chain, and how many were; or a chain or tree to verify."""
-
-
 Follow = CFUNCTYPE(c_int, c_long, c_long, c_float)
 """Given a sequence, a drafted token and its confidence; returns whether the draft ends with it."""
 
@@ -177,25 +60,118 @@ PlanForward = CFUNCTYPE(None)
 """Lays the rows of the next forward out."""
 
 
-@_declared("HeadEntry")
-class NativeHeadEntry(Structure):
+class _Native(Structure):
+    """A structure of the headers. Its name there is that of the class without ``Native``, or in ``_OTHER_NAMES``."""
+
+
+class Stored(_Native):
+    """Weights of few bits of some outputs of a linear layer, in tiles."""
+
+
+class Linear(_Native):
+    """A linear layer: weights ``[outputs, inputs]``, or parts of few bits; bias ``[outputs]`` or null.
+
+    ``order`` is of the parts' inputs, the place of each in a row, or null.
+    """
+
+
+class Norm(_Native):
+    """A norm of a row; none where ``kind`` is 0."""
+
+
+class Heads(_Native):
+    """Sizes of an attention branch."""
+
+
+class AttentionWeights(_Native):
+    """An attention branch."""
+
+
+class MlpWeights(_Native):
+    """An MLP branch."""
+
+
+class MixtureWeights(_Native):
+    """A mixture of experts: the weights of all of them follow each other; no shared one where its ``inner`` is 0."""
+
+
+class LatentWeights(_Native):
+    """Attention to latents; see ``latent.h``."""
+
+
+class NativeStateNet(_Native):
+    """A layer with a state for each head; see ``state_net.h``."""
+
+
+class NativeSublayer(_Native):
+    """A branch of a forward: attention, an MLP, a mixture of experts or attention to latents; the others are null."""
+
+
+class View(_Native):
+    """The slots that the rows of a sequence see through a window."""
+
+
+class NativeCosSin(_Native):
+    """Cosine and signed sine of the rows' positions."""
+
+
+class LowRankOutputs(_Native):
+    """The second factor of a low-rank product, whose sums are added to a product's outputs from ``first`` on."""
+
+
+class NativeLowRank(_Native):
+    """The low-rank products that an adapter adds to a product; ``inputs`` are the first factors of all."""
+
+
+class AdaptedSublayer(_Native):
+    """What an adapter adds to the two products of a sublayer."""
+
+
+class Part(_Native):
+    """The rows of one sequence."""
+
+
+class NativeDrawing(_Native):
+    """How the token of a row is drawn; not at all where the temperature is 0."""
+
+
+class NativeHead(_Native):
+    """Final norm and LM head, and where their results go; the norm alone where ``linear`` has no weights."""
+
+
+class NativeCall(_Native):
+    """A forward: its sublayers, the states to keep, the rows of each sequence, their rotations, the head if it runs."""
+
+
+class ChainSequence(_Native):
+    """A sequence whose tokens are drafted in a chain, and how many were; or a chain or tree to verify."""
+
+
+class NativeHeadEntry(_Native):
     """What enters the layer of a multi-token-prediction head."""
 
 
-@_declared("HeadText")
-class NativeHeadText(Structure):
+class NativeHeadText(_Native):
     """What such a head knows of a sequence; see ``mtp.h``."""
 
 
-@_declared("DraftHead")
-class NativeDraftHead(Structure):
+class NativeDraftHead(_Native):
     """Such a head, which drafts the guesses of a chain; ``chain`` is a ``NativeChain``."""
 
 
-@_declared("Chain", follow=Follow, plan=PlanForward)
-class NativeChain(Structure):
+class NativeChain(_Native):
     """Forwards after each other, each over the tokens that the one before it chose."""
 
+
+_FUNCTIONS = {"follow": Follow, "plan": PlanForward}
+_OTHER_NAMES = {"NativeCall": "Forward"}
+STRUCTURES: dict[str, type[Structure]] = {}
+"""The structures by their names in the headers."""
+
+for _structure in _Native.__subclasses__():  # in the order of definition: fields are of structures above
+    _name = _OTHER_NAMES.get(_structure.__name__, _structure.__name__.removeprefix("Native"))
+    _structure._fields_ = [*_fields(_name)]
+    STRUCTURES[_name] = _structure
 
 CONSTANTS = {
     "SOURCES": sources(),
