@@ -19,7 +19,7 @@ from selfspec.runtimes.comparison import has_independent_rows
 from selfspec.runtimes.device_kernels import DeviceKernels
 from selfspec.runtimes.fused import Attend, FusedAttention, FusedBlock, FusedMLP, RowNorm
 from selfspec.runtimes.graphs import Graphs
-from selfspec.runtimes.products import Function, KernelProduct, LowBitProduct, Product, can_join, join
+from selfspec.runtimes.products import DenseProduct, Function, KernelProduct, LowBitProduct, Product, can_join, join
 from selfspec.runtimes.recorder import find_recorder
 from selfspec.runtimes.runner import Runner
 
@@ -47,9 +47,10 @@ class TritonProduct(KernelProduct):
         if isinstance(self.product, LowBitProduct):
             made = self._kernels.multiply_parts(rows, self.product.parts, self.bias, widest)
         elif (len(rows) if widest is None else widest) > self.limit:
-            made = functional.linear(rows, self.product.values(), self.bias)
+            made = self.product(rows)
         else:
-            made = self._kernels.multiply_dense(rows, self.product.values(), self.bias)
+            assert isinstance(self.product, DenseProduct)
+            made = self._kernels.multiply_dense(rows, self.product.weight, self.bias)
         return made
 
 

@@ -188,8 +188,10 @@ class LowBitCopies:
     def _copy(self, product: Product, form: PackedFormat) -> Product:
         """A product of a copy of the weights of another."""
         packed = PackedWeights.empty(*product.shape, form)
-        for first, values in product.pieces():
+        first = 0
+        for values in product.pieces():
             PackedWeights.of(values, form, into=packed.rows(first, len(values)))
+            first += len(values)
         return CompiledProduct(LowBitProduct([packed], product.dtype, product.bias))
 
     def _written_out(self, precision: AnyPrecision) -> MixedPrecision:
@@ -350,7 +352,7 @@ class TorchLowBitProduct(Product):
     """A product of a low-bit copy of another's weights (4 bits in groups, or 8), by torch's own operators."""
 
     def __init__(self, product: Product, form: PackedFormat) -> None:
-        super().__init__(product.shape, product.dtype, product.bias, Linear())
+        super().__init__(product.shape, product.dtype, product.bias, Linear(), form.bits)
         weight = product.values().to(self.dtype)
         self._form, self._is_cuda = form, weight.is_cuda
         integers, scales = round_to_integers(weight, form.bits, _group(form, self.shape))
@@ -359,20 +361,10 @@ class TorchLowBitProduct(Product):
         else:
             self._integers, self._scales = self._pack(integers, scales.to(self.dtype))
 
-    @property
-    def bits(self) -> int:
-        """Of a weight."""
-        return self._form.bits
-
-    @property
-    def bytes(self) -> int:
-        """What the copy takes."""
-        return self._integers.nbytes + self._scales.nbytes
-
-    def values(self) -> torch.Tensor:
-        """The weights ``[outputs, inputs]``: what single ones among zeros give, made anew."""
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The weights: what single ones among zeros give."""
         ones = torch.eye(self.shape[1], dtype=self.dtype, device=self._scales.device)
-        return self._multiply(ones).T.contiguous()
+        yield self._multiply(ones).T.contiguous()
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs]``."""

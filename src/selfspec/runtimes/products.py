@@ -15,7 +15,7 @@ from selfspec.gpu import load_kernels
 from selfspec.memory import empty_in_large_pages
 from selfspec.runtimes.formats import TILE
 from selfspec.runtimes.kernels import DTYPES, load, row_limit
-from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, look_up, multiply
+from selfspec.runtimes.packed import LowBitLinear, PackedWeights, describe, multiply
 from selfspec.runtimes.structures import Linear
 from selfspec.runtimes.threads import THREADS
 
@@ -122,26 +122,28 @@ class Product(ABC):
     """The concatenated outputs of linear layers with the same input, in one product. Made by ``join``.
 
     Its shape is outputs and inputs. ``linear`` is the form that the kernels take; the product has to outlive it.
-    ``limit`` are the most rows of a sequence that its kernels multiply; ``None`` where it has none, or no limit.
+    ``bits`` are those of a low-bit weight, the most of any; 0 where weights have the dtype of the rows. ``limit`` are
+    the most rows of a sequence that its kernels multiply; ``None`` where it has none, or no limit.
     """
 
     limit: int | None = None
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, bias: torch.Tensor | None, linear: Linear) -> None:
-        self.shape, self.dtype, self.bias, self.linear = shape, dtype, bias, linear
-
-    @property
-    def bits(self) -> int:
-        """Of a low-bit weight, the most of any; 0 where weights have the dtype of the rows."""
-        return 0
+    def __init__(
+        self, shape: tuple[int, int], dtype: torch.dtype, bias: torch.Tensor | None, linear: Linear, bits: int = 0
+    ) -> None:
+        self.shape, self.dtype, self.bias, self.linear, self.bits = shape, dtype, bias, linear, bits
 
     @abstractmethod
-    def values(self) -> torch.Tensor:
-        """The weights ``[outputs, inputs]`` in a dtype that has kernels; made anew where they are low-bit ones."""
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The weights ``[outputs, inputs]``, in a dtype that has kernels, in parts whose outputs follow each other.
 
-    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The values in parts that follow each other, each with its first weight row, a multiple of ``TILE``."""
-        yield 0, self.values()
+        All but the last have a multiple of ``TILE`` outputs. They are made anew where they are low-bit ones.
+        """
+
+    def values(self) -> torch.Tensor:
+        """The weights ``[outputs, inputs]``; see ``pieces``."""
+        first, *others = self.pieces()
+        return torch.cat([first, *others]) if others else first
 
     @abstractmethod
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
@@ -174,9 +176,9 @@ class DenseProduct(Product):
         linear = Linear(self.weight.data_ptr(), None if bias is None else bias.data_ptr())
         super().__init__((outputs, inputs), self.weight.dtype, bias, linear)
 
-    def values(self) -> torch.Tensor:
+    def pieces(self) -> Iterator[torch.Tensor]:
         """The weights themselves."""
-        return self.weight
+        yield self.weight
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
@@ -199,24 +201,15 @@ class LowBitProduct(Product):
     ) -> None:
         self.parts = parts
         shape = sum(part.outputs for part in parts), parts[0].inputs
-        super().__init__(shape, dtype, bias, describe(parts, bias, short_rows=short_rows))
+        bits = max(part.form.bits for part in parts)
+        super().__init__(shape, dtype, bias, describe(parts, bias, short_rows=short_rows), bits)
 
-    @property
-    def bits(self) -> int:
-        """Of a weight, the most of any."""
-        return max(part.form.bits for part in self.parts)
-
-    def values(self) -> torch.Tensor:
-        """What the weights stand for, float32."""
-        return torch.cat([part.unpack() for part in self.parts])
-
-    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The same in parts: whole, the floats would take up to eight times the memory of the weights."""
-        outputs, inputs = self.shape
-        most = max(1, _AT_ONCE // (inputs * TILE)) * TILE
-        for first in range(0, outputs, most):
-            rows = torch.arange(first, min(outputs, first + most), device=self.parts[0].tiles.device)
-            yield first, look_up(self.parts, rows, torch.float32)
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """What the weights stand for, float32: whole, it would take up to eight times the memory of the weights."""
+        most = max(1, _AT_ONCE // (self.shape[1] * TILE)) * TILE
+        for part in self.parts:
+            for rows in torch.split(torch.arange(part.outputs, device=part.tiles.device), most):
+                yield part.unpack(rows)
 
     def __call__(self, hidden_states: torch.Tensor, widest: int | None = None) -> torch.Tensor:
         """``[rows, inputs]`` to ``[rows, outputs of all]``."""
@@ -233,19 +226,10 @@ class KernelProduct(Product):
     limit: int
 
     def __init__(self, product: Product) -> None:
-        super().__init__(product.shape, product.dtype, product.bias, product.linear)
+        super().__init__(product.shape, product.dtype, product.bias, product.linear, product.bits)
         self.product = product
 
-    @property
-    def bits(self) -> int:
-        """Of a low-bit weight; see ``Product.bits``."""
-        return self.product.bits
-
-    def values(self) -> torch.Tensor:
-        """The weights ``[outputs, inputs]``."""
-        return self.product.values()
-
-    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self) -> Iterator[torch.Tensor]:
         """See ``Product.pieces``."""
         return self.product.pieces()
 
