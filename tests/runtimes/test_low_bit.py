@@ -22,7 +22,7 @@ from selfspec.model.forward import Forward
 from selfspec.runtimes import kernels, products
 from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
 from selfspec.runtimes.packed import PackedWeights, look_up
-from selfspec.runtimes.precision import MixedPrecision, Precision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import CompiledProduct, LowBitProduct, Product
 from selfspec.runtimes.quantise import quantise_in_place
 from selfspec.runtimes.runner import Runner
@@ -266,7 +266,7 @@ def logits(model: Target | Runner, like: Target, count: int = 12, prompt: int = 
     return model.logits(output.hidden_states)
 
 
-def copied_by_hand(original: Target, precision: MixedPrecision) -> Target:
+def copied_by_hand(original: Target, precision: Precision) -> Target:
     """A target whose modules hold the oracle's weights in float32."""
     model = AutoModelForCausalLM.from_config(original.config, dtype=torch.float32).eval()
     model.load_state_dict(original.model.state_dict())
@@ -284,14 +284,21 @@ def copied_by_hand(original: Target, precision: MixedPrecision) -> Target:
     return Target(model, "eager")
 
 
-PRECISIONS: dict[str, Precision | MixedPrecision] = {
+class Varied(Precision):
+    """Bits of its own for each sublayer."""
+
+    def bits_of(self, sublayer: int) -> int:
+        return (16, 4, 6, 8, 16, 4)[sublayer]
+
+
+PRECISIONS = {
     **{f"{bits}-bits": Precision.of(bits) for bits in LOW_BITS},
     "attention": Precision(attention=4, group=64),
     "mlp": Precision(mlp=6),
     "head": Precision(head=8),
     "apart": Precision(attention=8, mlp=4, head=6),
     "groups": Precision.of(4, 64),
-    "mixed": MixedPrecision((16, 4, 6, 8, 16, 4), head=16),
+    "varied": Varied(attention=8, mlp=8),
 }
 NAMED = pytest.mark.parametrize("precision", PRECISIONS.values(), ids=PRECISIONS.keys())
 
@@ -299,10 +306,9 @@ NAMED = pytest.mark.parametrize("precision", PRECISIONS.values(), ids=PRECISIONS
 @NAMED
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()
-def test_a_model_is_one_with_the_copied_weights(name: str, precision: Precision | MixedPrecision) -> None:
+def test_a_model_is_one_with_the_copied_weights(name: str, precision: Precision) -> None:
     own = target(name, torch.float32)
-    written = precision.by_sublayer(2 * LAYERS) if isinstance(precision, Precision) else precision
-    wanted = logits(copied_by_hand(own, written), own)
+    wanted = logits(copied_by_hand(own, precision), own)
     found = logits(own.at(precision), own)
     full = logits(own, own)
     assert (found - wanted).norm() <= 2e-3 * wanted.norm()
@@ -312,7 +318,7 @@ def test_a_model_is_one_with_the_copied_weights(name: str, precision: Precision 
 @NAMED
 @DTYPES
 @torch.inference_mode()
-def test_sequences_together_are_each_alone(dtype: torch.dtype, precision: Precision | MixedPrecision) -> None:
+def test_sequences_together_are_each_alone(dtype: torch.dtype, precision: Precision) -> None:
     own = target("llama", dtype)
     model = own.at(precision)
     draw = torch.Generator().manual_seed(1)
@@ -380,7 +386,6 @@ def test_the_target_stays_as_it_was() -> None:
     own = target("biases")
     before = logits(own, own)
     assert own.at(Precision()) is own.at(None)
-    assert own.at(MixedPrecision((16,) * len(EVERYTHING))) is own.at(None)
     lowered = logits(own.at(Precision.of(4)), own)
     assert torch.equal(logits(own, own), before)
     assert not torch.equal(lowered, before)
@@ -466,7 +471,6 @@ def test_copies_are_made_once_and_shared(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(made) == 4 * LAYERS + 1
     assert own.at(Precision.of(4)) is first
     own.at(Precision(attention=4))
-    own.at(MixedPrecision((4,) * 6, head=4))
     assert len(made) == 4 * LAYERS + 1
     own.at(Precision(attention=8, mlp=4, head=4))
     assert len(made) == 6 * LAYERS + 1
@@ -536,9 +540,7 @@ def test_new_weights_get_new_copies() -> None:
         lambda: Precision(head="8"),  # type: ignore[arg-type]
         lambda: Precision.of(4, 16),
         lambda: Precision.of(4, True),
-        lambda: MixedPrecision((4, 5)),
-        lambda: MixedPrecision((4, 4), head=2),
-        lambda: MixedPrecision((4, 4), group=48),
+        lambda: Precision.of(4, 48),
     ],
 )
 def test_settings_out_of_range(wrong: Any) -> None:
@@ -553,11 +555,6 @@ def test_groups_that_do_not_divide() -> None:
         with pytest.raises(UnsupportedModelError, match=r"192 inputs .* groups of 128"):
             ask(Precision.of(4, 128))
     own.check_low_bit(Precision(group=128))
-
-
-def test_bits_of_another_number_of_sublayers() -> None:
-    with pytest.raises(UnsupportedModelError, match="6 sublayers"):
-        target().check_low_bit(MixedPrecision((4,) * 5))
 
 
 def test_a_runtime_without_kernels() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 from torch import nn
 
 from selfspec.model.identity import stored_bytes
-from selfspec.runtimes.precision import FULL_BITS, AnyPrecision, MixedPrecision
+from selfspec.runtimes.precision import FULL_BITS, Precision
 from selfspec.runtimes.target import Target
+from selfspec_lab.methods.mixed.precision import MixedPrecision
 
 
 class StepBytes:
@@ -37,13 +38,13 @@ class StepBytes:
         self.total = len(self.sublayers)
         self._target = target
 
-    def step(self, sublayers: Iterable[int], context: int, precision: AnyPrecision | None = None) -> int:
+    def step(self, sublayers: Iterable[int], context: int, precision: Precision | None = None) -> int:
         """Bytes of one forward whose rows see ``context`` cache slots, their own included.
 
         Norms of low-bit sublayers are left out.
         """
         run = tuple(sublayers)
-        bits = (FULL_BITS,) * self.total if precision is None else precision.by_sublayer(self.total).sublayers
+        bits = [FULL_BITS if precision is None else precision.bits_of(index) for index in range(self.total)]
         head = FULL_BITS if precision is None else precision.head
         read = self.outside if head == FULL_BITS else 0
         read += sum(self.sublayers[index] for index in run if bits[index] == FULL_BITS)
@@ -51,7 +52,7 @@ class StepBytes:
         if precision is None:
             return read
         low = tuple(number if index in run else FULL_BITS for index, number in enumerate(bits))
-        return read + self._target.low_bit_bytes(MixedPrecision(low, head, precision.group))
+        return read + self._target.low_bit_bytes(MixedPrecision(head=head, group=precision.group, sublayers=low))
 
     def target_step(self, context: int) -> int:
         """Bytes of one forward of the full model: a step of plain decoding, or a verification of any width."""

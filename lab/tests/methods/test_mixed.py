@@ -18,13 +18,14 @@ from selfspec.errors import InvalidSettingError, UnsupportedModelError
 from selfspec.methods.knapsack import backtrack, fill_table
 from selfspec.methods.objective import expected_tokens
 from selfspec.runtimes.formats import LOW_BITS
-from selfspec.runtimes.precision import MixedPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.methods.mixed import measuring
 from selfspec_lab.methods.mixed.losses import SKIP, measure_losses
 from selfspec_lab.methods.mixed.measuring import Conditions, Found, find_plan
 from selfspec_lab.methods.mixed.multiple_choice import Choice, best_fillings
 from selfspec_lab.methods.mixed.plan import Candidate, Plan, choose_plan, expected_acceptance, fill, search_plan
+from selfspec_lab.methods.mixed.precision import MixedPrecision
 
 MODEL = random_model()
 CONDITIONS = Conditions(max_draft_length=4, most_seconds=1.0, group=32)
@@ -86,9 +87,8 @@ def slow_loss(target: Target, token_ids: torch.Tensor, part: int, bits: int) -> 
     """One forward of the whole model with that change, and the divergence of each row."""
     rows = len(token_ids)
     precision = MixedPrecision(
-        tuple(bits if index == part and bits != SKIP else 16 for index in range(SUBLAYERS)),
-        bits if part == SUBLAYERS else 16,
-        32,
+        head=bits if part == SUBLAYERS else 16,
+        sublayers=tuple(bits if index == part and bits != SKIP else 16 for index in range(SUBLAYERS)),
     )
     sublayers = [index for index in range(SUBLAYERS) if index != part or bits != SKIP]
 
@@ -196,7 +196,7 @@ def test_the_text_is_the_models_own(sampling: dict[str, Any], monkeypatch: pytes
     played = results[0].rounds[0]
     assert played.kept is not None
     assert played.kept.skipped == (4,)
-    assert played.precision == MixedPrecision((16, 8, 8, 4, 16, 6, 8, 8), 8, 32)
+    assert played.precision == MixedPrecision(head=8, sublayers=(16, 8, 8, 4, 16, 6, 8, 8))
     assert played.drafted == PLAN.draft_length
 
 
@@ -247,3 +247,25 @@ def test_all_precisions_share_the_group() -> None:
     precision = PLAN.precision(32)
     forms = [precision.of_sublayer(index) for index in range(SUBLAYERS)] + [precision.of_head()]
     assert {form.group for form in forms if form is not None} == {32}
+
+
+def test_precisions_share_copies() -> None:
+    target = Target(random_model())
+    target.at(Precision.of(4))
+    made = set(target._low_bit._copies)
+    target.at(MixedPrecision(head=4, sublayers=(4,) * SUBLAYERS))
+    assert set(target._low_bit._copies) == made
+    assert target.at(MixedPrecision(sublayers=(16,) * SUBLAYERS)) is target.at(None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sublayers": (4, 5)}, {"sublayers": (4, 4), "head": 2}, {"sublayers": (4, 4), "group": 48}], ids=str
+)
+def test_precisions_that_there_are_not(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettingError):
+        MixedPrecision(**wrong)
+
+
+def test_bits_of_too_few_sublayers() -> None:
+    with pytest.raises(UnsupportedModelError, match="5 sublayers have bits"):
+        Target(MODEL).check_low_bit(MixedPrecision(sublayers=(4,) * 5))

@@ -147,8 +147,8 @@ def draft_cost(kept: KeptSet, precision: AnyPrecision | None, dtype: torch.dtype
     """
     if precision is None:
         return len(kept.sublayers) / kept.total
-    bits, full = precision.by_sublayer(kept.total).sublayers, 8 * dtype.itemsize
-    read = sum(full if bits[index] == FULL_BITS else bits[index] for index in kept.sublayers)
+    full = 8 * dtype.itemsize
+    read = sum(full if bits == FULL_BITS else bits for bits in map(precision.bits_of, kept.sublayers))
     return read / (full * kept.total)
 
 

@@ -30,7 +30,7 @@ from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.kernels import find
 from selfspec.runtimes.mixtures import CompiledMixture
 from selfspec.runtimes.packed import PackedWeights
-from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import CompiledProduct, Function, LowBitProduct, Product, can_join, join
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.scales import choose_scales, to_integers
@@ -91,7 +91,7 @@ class LowBitCopies:
         self.decoder, self.runner = decoder, runner
         self._lock = threading.Lock()
         self._copies: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
-        self._runners: dict[AnyPrecision, Runner] = {}
+        self._runners: dict[Precision, Runner] = {}
         self._refused: dict[int, str] = {}
 
     def refuse(self, reasons: Mapping[int, str]) -> None:
@@ -107,48 +107,48 @@ class LowBitCopies:
         """The weights of a part that are rounded, ``[outputs, inputs]`` of each of its products."""
         return [each.values() for each in self._products(index)]
 
-    def check(self, precision: AnyPrecision) -> None:
+    def check(self, precision: Precision) -> None:
         """Refuses a precision for which there are no kernels, or whose groups do not divide. Nothing is made."""
-        self._checked(precision)
+        if not precision.is_full:
+            self._check_products()
+            self._check_lowers(precision)
+        for index, form in self._parts(precision):
+            if form.bits in self._refused:
+                raise UnsupportedModelError(f"weights of {form.bits} bits are left out: {self._refused[form.bits]}")
+            self._check_sizes(index, form)
 
-    def parts(self, precision: AnyPrecision) -> list[tuple[int, PackedFormat]]:
+    def parts(self, precision: Precision) -> list[tuple[int, PackedFormat]]:
         """The parts of a precision that have copies, each with its format; see ``check``."""
-        return self._parts(self._checked(precision))
+        self.check(precision)
+        return self._parts(precision)
 
-    def bytes(self, precision: AnyPrecision) -> int:
+    def bytes(self, precision: Precision) -> int:
         """What all copies of a precision take, in bytes, whether they have been made or not; see ``check``."""
         return sum(self._bytes(*part) for part in self.parts(precision))
 
-    def at(self, precision: AnyPrecision) -> Runner:
+    def at(self, precision: Precision) -> Runner:
         """The model at a precision; see ``Target.at``. The copies that it lacks are made."""
         if (made := self._runners.get(precision)) is not None:  # asked for by every draft step
             return made
         with self._lock:
-            written = self._written_out(precision)
-            if written not in self._runners:
-                parts = self._parts(self._checked(precision))
-                missing = [part for part in parts if part not in self._copies]
+            if precision not in self._runners:
+                missing = [part for part in self.parts(precision) if part not in self._copies]
                 self._check_memory(missing)
                 self._make_copies(missing)
-                self._runners[written] = self._runner(written)
-            self._runners[precision] = self._runners[written]
+                self._runners[precision] = self._runner(precision)
             return self._runners[precision]
 
-    def release(self, precision: AnyPrecision | None) -> None:
+    def release(self, precision: Precision | None) -> None:
         """Drops all copies but those of one precision, if any. Runners that are in use keep theirs."""
         with self._lock:
-            kept = [] if precision is None else self._parts(self._written_out(precision))
+            kept = [] if precision is None else self._parts(precision)
             limit = _limit.get()
             gone = {part for part in self._copies if part not in kept and (limit is None or (self, part) in limit.made)}
             for part in gone:
                 del self._copies[part]
                 if limit is not None:
                     del limit.made[self, part]
-            self._runners = {
-                of: runner
-                for of, runner in self._runners.items()
-                if gone.isdisjoint(self._parts(self._written_out(of)))
-            }
+            self._runners = {of: runner for of, runner in self._runners.items() if gone.isdisjoint(self._parts(of))}
 
     def _make_copies(self, parts: Sequence[tuple[int, PackedFormat]]) -> None:
         """Makes the copies of some parts, or none of them where memory runs out."""
@@ -168,10 +168,9 @@ class LowBitCopies:
         if (limit := _limit.get()) is not None:
             limit.made |= {(self, part): self._bytes(*part) for part in made}
 
-    def _runner(self, precision: MixedPrecision) -> Runner:
+    def _runner(self, precision: Precision) -> Runner:
         """The model, whose copies have been made."""
-        forms = [precision.of_sublayer(index) for index in range(len(precision.sublayers))]
-        blocks = [self._block(index, form) for index, form in enumerate(forms)]
+        blocks = [self._block(index, precision.of_sublayer(index)) for index in range(len(self.runner.sublayers))]
         form = precision.of_head()
         head: Function = self.runner.head
         if form is not None and self._lowers(HEAD, form):
@@ -194,26 +193,7 @@ class LowBitCopies:
             first += len(values)
         return CompiledProduct(LowBitProduct([packed], product.dtype, product.bias))
 
-    def _written_out(self, precision: AnyPrecision) -> MixedPrecision:
-        count = len(self.runner.sublayers)
-        return precision.by_sublayer(count) if isinstance(precision, Precision) else precision
-
-    def _checked(self, precision: AnyPrecision) -> MixedPrecision:
-        written, count = self._written_out(precision), len(self.runner.sublayers)
-        if len(written.sublayers) != count:
-            raise UnsupportedModelError(
-                f"this model has {count} sublayers, but {len(written.sublayers)} have bits; give one number for each"
-            )
-        if not written.is_full:
-            self._check_products()
-            self._check_lowers(written)
-        for index, form in self._parts(written):
-            if form.bits in self._refused:
-                raise UnsupportedModelError(f"weights of {form.bits} bits are left out: {self._refused[form.bits]}")
-            self._check_sizes(index, form)
-        return written
-
-    def _check_lowers(self, precision: MixedPrecision) -> None:
+    def _check_lowers(self, precision: Precision) -> None:
         if not self._parts(precision):
             parts = range(HEAD, len(self.runner.sublayers))
             own = sorted({product.bits for index in parts for product in self._products(index)})
@@ -290,9 +270,9 @@ class LowBitCopies:
             raise OutOfMemoryError(f"{what}, and {left:,} are left of the memory limit; raise it, or {remedy}")
         check_memory(needed, what, remedy, self.decoder.like.device)
 
-    def _parts(self, precision: MixedPrecision) -> list[tuple[int, PackedFormat]]:
+    def _parts(self, precision: Precision) -> list[tuple[int, PackedFormat]]:
         """The parts that are copied, each with its format."""
-        forms = [(index, precision.of_sublayer(index)) for index in range(len(precision.sublayers))]
+        forms = [(index, precision.of_sublayer(index)) for index in range(len(self.runner.sublayers))]
         forms.append((HEAD, precision.of_head()))
         return [(index, form) for index, form in forms if form is not None and self._lowers(index, form)]
 

@@ -170,9 +170,9 @@ def _replace(model: Model, precision: Precision) -> Model:
 
 def _layer_parts(model: Any, precision: Precision) -> Iterator[tuple[nn.Module, str, Any, PackedFormat]]:
     """What becomes low-bit ones, linear layers and experts: the module that holds it, its name, itself, its format."""
-    family, written = require_row(model.config), precision.by_sublayer(2 * len(model.model.layers))
-    for index in range(len(written.sublayers)):
-        branch, form = (family.attention, family.mlp)[index % 2], written.of_sublayer(index)
+    family = require_row(model.config)
+    for index in range(2 * len(model.model.layers)):
+        branch, form = (family.attention, family.mlp)[index % 2], precision.of_sublayer(index)
         module = getattr(model.model.layers[index // 2], branch.module)
         if form is None:
             continue
@@ -204,11 +204,7 @@ def _tables(model: Any, precision: Precision) -> list[tuple[torch.Tensor, Packed
 
     An embedding of another class than torch's own (it scales what it looks up) keeps its table, unless the head has it.
     """
-    form, head, embedding = (
-        precision.by_sublayer(0).of_head(),
-        model.get_output_embeddings(),
-        model.get_input_embeddings(),
-    )
+    form, head, embedding = precision.of_head(), model.get_output_embeddings(), model.get_input_embeddings()
     if form is None:
         return []
     shared = embedding.weight is head.weight or type(embedding) is not nn.Embedding

@@ -26,7 +26,7 @@ from selfspec.runtimes.cores import choose_cores
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.levels import LINEAR, LevelChoice, settle_level
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, parameter_count
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import CompiledProduct
 from selfspec.runtimes.proof import prove
 from selfspec.runtimes.reading import choose_reading
@@ -270,7 +270,7 @@ class Target:
     logits = _of_runner(Stack.logits)
     score = _of_runner(Stack.score)
 
-    def at(self, precision: AnyPrecision | None) -> Runner:
+    def at(self, precision: Precision | None) -> Runner:
         """This model at a precision, over the same caches and rotations.
 
         Its products read low-bit copies of their weights, which are made at first use and kept; ``None``, or 16 bits
@@ -283,11 +283,11 @@ class Target:
         """
         return self._prepared if precision is None or precision.is_full else self._low_bit.at(precision)
 
-    def check_low_bit(self, precision: AnyPrecision) -> None:
+    def check_low_bit(self, precision: Precision) -> None:
         """Raises ``UnsupportedModelError`` for a precision that this model cannot have, without making anything."""
         self._low_bit.check(precision)
 
-    def low_bit_bytes(self, precision: AnyPrecision | None) -> int:
+    def low_bit_bytes(self, precision: Precision | None) -> int:
         """What the copies of a precision take, in bytes, whether they have been made or not; 0 at full precision.
 
         Raises:
@@ -300,7 +300,7 @@ class Target:
         """Replays that were recorded so far; the time of a round in which one was is not that of its forwards."""
         return 0 if self._prepared.graphs is None else self._prepared.graphs.arenas.recorded
 
-    def release_copies(self, keep: AnyPrecision | None = None) -> None:
+    def release_copies(self, keep: Precision | None = None) -> None:
         """Drops low-bit copies, but for those of a precision. They are made again where they are asked for."""
         self._low_bit.release(keep)
 

@@ -6,10 +6,11 @@ from itertools import islice
 from typing import Any
 
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.precision import AnyPrecision, MixedPrecision, Precision
+from selfspec.runtimes.precision import Precision
 from selfspec.types import Forecast, Generation, PhaseSeconds, Round
 from selfspec_lab.bench.cost import DecodingBytes, decoding_bytes
 from selfspec_lab.measuring import StepBytes
+from selfspec_lab.methods.mixed.precision import MixedPrecision
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def read_round(described: Mapping[str, Any], sublayers: int) -> Round:
     )
 
 
-def _read_precision(described: Mapping[str, Any]) -> AnyPrecision:
+def _read_precision(described: Mapping[str, Any]) -> Precision:
     if "sublayers" not in described:
         return Precision(**described)
     return MixedPrecision(**{**described, "sublayers": tuple(described["sublayers"])})

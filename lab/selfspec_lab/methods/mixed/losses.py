@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from selfspec.runtimes.precision import FULL_BITS, MixedPrecision
+from selfspec.runtimes.precision import FULL_BITS
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
+from selfspec_lab.methods.mixed.precision import MixedPrecision
 
 SKIP = 0
 """The bits of a sublayer that does not run."""
@@ -51,7 +52,7 @@ class ChangedModel:
         sublayers = tuple(bits if index == component else FULL_BITS for index in range(total))
         head = bits if component == total else FULL_BITS
         self._target.release_copies()
-        return self._target.at(MixedPrecision(sublayers, head, self._group))
+        return self._target.at(MixedPrecision(head=head, group=self._group, sublayers=sublayers))
 
 
 @torch.inference_mode()

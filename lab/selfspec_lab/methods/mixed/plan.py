@@ -10,9 +10,10 @@ import torch
 from selfspec.methods.api import KeptSet
 from selfspec.methods.objective import tokens_per_time
 from selfspec.runtimes.costs.parts import LatencyProfile
-from selfspec.runtimes.precision import FULL_BITS, MixedPrecision
+from selfspec.runtimes.precision import FULL_BITS
 from selfspec_lab.methods.mixed.losses import SKIP
 from selfspec_lab.methods.mixed.multiple_choice import Choice, Filling, best_fillings
+from selfspec_lab.methods.mixed.precision import MixedPrecision
 
 _UNITS = 1000
 """Weight of the whole model at full bits: the resolution of the knapsack."""
@@ -49,7 +50,7 @@ class Plan:
     def precision(self, group: int) -> MixedPrecision:
         """The precision of all components; a sublayer that does not run has 16 bits and so needs no low-bit weights."""
         sublayers = tuple(FULL_BITS if bits == SKIP else bits for bits in self.bits[:-1])
-        return MixedPrecision(sublayers, self.bits[-1], group)
+        return MixedPrecision(head=self.bits[-1], group=group, sublayers=sublayers)
 
 
 def part_seconds(profiles: Mapping[int, LatencyProfile], layers: int, context: int) -> list[Mapping[int, float]]:

@@ -8,7 +8,7 @@ from selfspec.model.kept import KeptSet
 from selfspec.runtimes.accelerators import device_name
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.costs.store import keep_latencies, kept_latencies, read_latencies
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 _WEIGHT = 0.1
@@ -31,7 +31,7 @@ class Latencies:
     disturbed round moves it little.
     """
 
-    def __init__(self, target: Target, precision: AnyPrecision | None) -> None:
+    def __init__(self, target: Target, precision: Precision | None) -> None:
         self._target, self._precision = target, precision
         self._load = 1.0
         self._lock = threading.Lock()

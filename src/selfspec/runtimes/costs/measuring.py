@@ -9,7 +9,7 @@ import torch
 from selfspec.model.identity import stored_bytes
 from selfspec.runtimes.costs.rows import ROW_COUNTS, RowCosts
 from selfspec.runtimes.mixtures import CompiledMixture
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.timing import in_turn, timed
 
@@ -30,7 +30,7 @@ _PRODUCTS_A_BYTE = 10
 def measure_row_costs(
     target: Target,
     sublayers: Sequence[int],
-    precision: AnyPrecision | None = None,
+    precision: Precision | None = None,
     *,
     row_counts: Sequence[int] = ROW_COUNTS,
     most_seconds: float = 1.0,
@@ -50,7 +50,7 @@ def measure_row_costs(
 @torch.inference_mode()
 def measure_together(
     target: Target,
-    assignments: Sequence[tuple[tuple[int, ...], AnyPrecision | None]],
+    assignments: Sequence[tuple[tuple[int, ...], Precision | None]],
     *,
     row_counts: Sequence[int],
     most_seconds: float,
@@ -106,7 +106,7 @@ def _with_the_rest(measured: dict[int, float], counts: Sequence[int], estimate: 
     return RowCosts(tuple(seconds), tuple(seconds.values()), alone)
 
 
-def estimate_row_costs(target: Target, precision: AnyPrecision | None = None) -> RowCosts:
+def estimate_row_costs(target: Target, precision: Precision | None = None) -> RowCosts:
     """What forwards may cost before any was timed, by the bytes of the weights and the products of a row.
 
     A forward reads all weights once, and each row multiplies all of them; of experts, those that any of the rows is
@@ -140,7 +140,7 @@ def weight_bytes(target: Target) -> int:
 
 
 def _forwards(
-    target: Target, sublayers: tuple[int, ...], precision: AnyPrecision | None, context: int, counts: Sequence[int]
+    target: Target, sublayers: tuple[int, ...], precision: Precision | None, context: int, counts: Sequence[int]
 ) -> dict[int, Callable[[], object]]:
     sequence = target.new_sequence(max(1, context), context + counts[-1], context + counts[-1])
     model = target.at(precision)

@@ -13,7 +13,7 @@ from selfspec.model.cache import KeyValueCache
 from selfspec.model.forward import SequenceState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.accelerators import device_name
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.timing import interleaved_samples
 
@@ -122,7 +122,7 @@ def measure_latencies(
     target: Target,
     contexts: Sequence[int] | None = None,
     repeats: int = _REPEATS,
-    precision: AnyPrecision | None = None,
+    precision: Precision | None = None,
 ) -> LatencyProfile:
     """Measures a profile of one row at a precision (``None`` for the target's own); see ``measure_parts``."""
     return latency_profile(target, measure_parts(target, contexts, repeats, precision=precision))
@@ -149,7 +149,7 @@ def measure_parts(
     contexts: Sequence[int] | None = None,
     repeats: int = _REPEATS,
     rows: int = 1,
-    precision: AnyPrecision | None = None,
+    precision: Precision | None = None,
 ) -> PartSeconds:
     """Measures the parts of a forward on a scratch sequence.
 

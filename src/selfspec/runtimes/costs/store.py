@@ -14,7 +14,7 @@ from selfspec.runtimes.accelerators import device_name
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.kernel_build import choose_level, processor_name
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target, fingerprint
 
 _VERSION = 1
@@ -68,7 +68,7 @@ def read_latencies(target: Target) -> LatencyProfile | None:
     return _latencies_of(kept_file(target, LATENCIES)) or _latencies_of(kept_file(target, PROFILES))
 
 
-def kept_latencies(target: Target, precision: AnyPrecision) -> LatencyProfile:
+def kept_latencies(target: Target, precision: Precision) -> LatencyProfile:
     """The latencies of one row with low-bit weights: kept ones, else measured now and kept."""
     file = kept_file(target, LATENCIES, precision)
     found = _latencies_of(file)
