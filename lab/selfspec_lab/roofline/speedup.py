@@ -66,7 +66,7 @@ def predict(
     rate, tokens = 1 / verify[1], 1.0
     while True:
         policy = DraftPolicy(outlook, draft, verify, rate, MOST_DRAFTED)
-        found = policy.expected_tokens / policy.expected_seconds
+        found = policy.plan.tokens_per_second
         if found <= rate * (1 + _SETTLED):
             return Prediction(verify[1], verify[8], draft, tokens, rate * verify[1])
-        rate, tokens = found, policy.expected_tokens
+        rate, tokens = found, policy.plan.tokens

@@ -10,6 +10,7 @@ from operator import mul
 import numpy as np
 import numpy.typing as npt
 
+from selfspec.planning.plans import Plan
 from selfspec.runtimes.costs.rows import CostTable
 
 _LEAST = 0.002
@@ -97,8 +98,7 @@ class DraftPolicy:
             np.multiply(best, best[1] > 0, out=reached)
         self.least_survival = [math.inf, *_crossings(going_on[1:, 1]), math.inf]
         tokens, worth = going_on[0, :, -1].tolist()  # the first token is drafted, whatever it is worth
-        self.expected_tokens = 1.0 + tokens
-        self.expected_seconds = verify[1] + (tokens - worth) / rate
+        self.plan = Plan(limit, 1.0 + tokens, verify[1] + (tokens - worth) / rate)
 
     @classmethod
     def fastest(cls, outlook: Outlook, draft: float, verify: CostTable, limit: int, rate: float = 0.0) -> "DraftPolicy":
@@ -112,7 +112,7 @@ class DraftPolicy:
         rate = max(rate, plain)
         for _ in range(_MOST_STEPS):
             policy = cls(outlook, draft, verify, rate, limit)
-            brought = max(plain, policy.expected_tokens / policy.expected_seconds)
+            brought = max(plain, policy.plan.tokens_per_second)
             if abs(brought - rate) <= _SAME * rate:
                 break
             rate = brought
@@ -124,13 +124,8 @@ class DraftPolicy:
             return self
         scaled = copy(self)
         scaled.draft, scaled.rate = factor * self.draft, self.rate / factor
-        scaled.expected_seconds = factor * self.expected_seconds
+        scaled.plan = self.plan._replace(seconds=factor * self.plan.seconds)
         return scaled
-
-    @property
-    def worth(self) -> float:
-        """Tokens that a round is expected to commit, minus those that its seconds are worth."""
-        return float(self.expected_tokens - self.rate * self.expected_seconds)
 
     def begin(self, calibrated: Callable[[float], float]) -> "WorthwhileDraft":
         """The rule for one draft; ``calibrated`` gives the acceptance at a confidence."""

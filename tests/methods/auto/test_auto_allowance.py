@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.planning.allowance import CREDIT, CREDITED, Allowance, Trust, stake
-from selfspec.planning.plans import Plan, most_that_fits, plain
+from selfspec.planning.plans import most_that_fits, plain
 from selfspec.planning.rows import Known, fill_rows
 from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import RowCosts
@@ -39,8 +39,8 @@ def play(tokens: int, accept: Accept, delta: float, hopes: tuple[float, float]) 
         plan, forward = fill_rows(Known("copies", [0] * 32, survival), VERIFY, rate, longest, 0.0, 1.0).plan, 0.0
         if fits := most_that_fits(DRAFT[1], VERIFY, longest):
             policy = DraftPolicy(Outlook(np.ones(1), np.array([hopes[1]])), DRAFT[1], VERIFY, rate, fits)
-            if policy.worth > plan.worth(rate):
-                plan, forward = Plan(fits, policy.expected_tokens, policy.expected_seconds), DRAFT[1]
+            if policy.plan.worth(rate) > plan.worth(rate):
+                plan, forward = policy.plan, DRAFT[1]
         accepted = accept(plan.length)
         took = VERIFY[plan.length + 1] + plan.length * forward
         allowance.note(accepted + 1, took, STEP)

@@ -16,7 +16,7 @@ from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import together
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
-from selfspec.methods.auto.layer_plans import LayerPlans
+from selfspec.methods.auto.layer_drafts import LayerDrafts
 from selfspec.methods.auto.planned import Round
 from selfspec.methods.auto.preparation import Preparation
 from selfspec.methods.auto.together import plan_together
@@ -72,7 +72,7 @@ def test_what_is_not_looked_for_could_not_have_paid(
     rate = share * min(1.0, least_acceptance_of_layers(verify, draft, gain))
     _, each = best_guesses(draft, [1.0] * min(copied, 7))
     policy = DraftPolicy(Outlook(np.ones(1), np.array([rate])), each, verify, best, MOST_DRAFTED)
-    assert policy.expected_tokens / policy.expected_seconds <= best * gain * (1 + 1e-6)
+    assert policy.plan.tokens_per_second <= best * gain * (1 + 1e-6)
 
 
 def test_the_more_requests_wait_for_a_draft_the_more_it_must_promise() -> None:
@@ -149,11 +149,11 @@ def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> Non
 
 
 def test_what_is_forgotten_while_nothing_is_sought_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares, fade = list[float](), LayerPlans.fade
-    monkeypatch.setattr(LayerPlans, "fade", lambda self, share: (shares.append(share), fade(self, share)))
+    shares, fade = list[float](), LayerDrafts.fade
+    monkeypatch.setattr(LayerDrafts, "fade", lambda self, share: (shares.append(share), fade(self, share)))
     drafters = drafters_of(LINEAR, 2, layers=True)
-    drafters[0]._layer_plans.note([0.9, 0.9], 1)
-    before = list(drafters[0]._layer_plans._confident._trials)
+    drafters[0]._layers.note([0.9, 0.9], 1)
+    before = list(drafters[0]._layers._confident._trials)
     for _ in range(3):
         assert parts_of(drafters) == 2 * ["plain"]
         for drafter in drafters:
@@ -162,7 +162,7 @@ def test_what_is_forgotten_while_nothing_is_sought_is_forgotten_at_once(monkeypa
     assert not shares
     drafters[0].plan()
     assert shares == pytest.approx([1 - 0.98**6])
-    assert drafters[0]._layer_plans._confident._trials == pytest.approx([0.98**6 * each for each in before])
+    assert drafters[0]._layers._confident._trials == pytest.approx([0.98**6 * each for each in before])
 
 
 @needs_kernels
@@ -249,7 +249,7 @@ def test_layers_draft_in_a_batch_where_they_promise_a_tenth_more(count: int) -> 
         for drafter, own in zip(drafters, drafts, strict=True):
             assert drafter._round is not None
             if (policy := drafter._round.fastest) is not None:
-                gain = policy.expected_tokens / policy.expected_seconds * drafter._round.verify[1]
+                gain = policy.plan.tokens_per_second * drafter._round.verify[1]
                 gains[isinstance(own, LayerDraft)].append(gain)
     assert min(gains[True]) >= LEAST_GAIN_TOGETHER
     assert 1.0 < max(gains[False]) < LEAST_GAIN_TOGETHER, "what would have paid alone"
@@ -259,7 +259,7 @@ def test_requests_of_a_batch_have_one_policy_whatever_they_have_seen() -> None:
     """Their forwards are shared, so that who stops early saves little; policies are found once for all."""
     draft = RowCosts((1, 32), (0.1, 0.2))
     drafters = drafters_of(RowCosts((1, 32), (1.0, 1.3)), 3, layers=True, draft=draft, prompt_ids=(1, 2, 3))
-    confident, shared = drafters[0]._layer_plans._confident, drafters[0]._layer_plans._shared
+    confident, shared = drafters[0]._layers._confident, drafters[0]._layers._shared
     before = shared.outlook()
     for _ in range(300):
         confident._count(5, False)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.planning.plans import Plan, plain
+from selfspec.planning.plans import plain
 from selfspec.planning.rows import Known, fill_rows
 from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import CostTable, filled_up
@@ -114,7 +114,7 @@ def planned_round(world: World, survival: tuple[float, ...], rate: float) -> tup
     known = Known("copies", [0] * len(survival), survival)
     filled = fill_rows(known, world.verify, rate, float("inf"), 0.0, 1.0)
     policy = DraftPolicy(world.outlook, world.draft, world.verify, rate, LIMIT)
-    layers = Plan(LIMIT, policy.expected_tokens, policy.expected_seconds)
+    layers = policy.plan
     if layers.worth(rate) > max(filled.worth(rate, 1.0), plain(world.verify).worth(rate)):
         return played_layers(world, policy)
     return filled.plan.tokens, filled.plan.seconds
@@ -170,7 +170,7 @@ def test_a_dear_row_is_passed_where_cheap_ones_follow_it() -> None:
     policy = DraftPolicy(outlook(0.9, 1.0), 0.026, verify, 24.5, 16)
     stop = policy.begin(lambda confidence: confidence)
     assert [stop.stops(1.0) for _ in range(4)] == [False] * 4
-    assert policy.expected_tokens > 4
+    assert policy.plan.tokens > 4
 
 
 @given(
@@ -184,10 +184,10 @@ def test_the_fastest_policy_brings_as_much_as_that_of_any_rate(
 ) -> None:
     verify, kinds = (0.0, *(1 + row * more for more in range(36))), outlook(*acceptances)
     policies = [DraftPolicy(kinds, forward, verify, rate, 16) for rate in np.linspace(0.2, 6.0, 60)]
-    best = max(policy.expected_tokens / policy.expected_seconds for policy in policies)
+    best = max(policy.plan.tokens_per_second for policy in policies)
     fastest = DraftPolicy.fastest(kinds, forward, verify, 16, start)
     assert fastest.rate == pytest.approx(max(1.0, best), rel=0.015)
-    assert fastest.worth <= 0.05
+    assert fastest.plan.worth(fastest.rate) <= 0.05
 
 
 @given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=12), st.floats(0.5, 3.0), st.floats(0.01, 1.0))
@@ -207,4 +207,4 @@ def test_it_says_what_its_rounds_bring(acceptances: list[float], rate: float, fo
     world = World(verify, forward, outlook(*acceptances), ())
     policy = DraftPolicy(world.outlook, forward, verify, rate, 6)
     tokens, seconds = played_layers(world, policy)
-    assert policy.worth == pytest.approx(tokens - rate * seconds, abs=0.02)
+    assert policy.plan.worth(rate) == pytest.approx(tokens - rate * seconds, abs=0.02)

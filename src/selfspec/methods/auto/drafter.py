@@ -14,10 +14,9 @@ from selfspec.methods.auto.answers import AnswerLengths
 from selfspec.methods.auto.backoff import Backoff
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_drafts import LayerDrafts
-from selfspec.methods.auto.layer_plans import LayerPlans
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import Round
-from selfspec.methods.auto.sources import HeadChoice, LayerChoice
+from selfspec.methods.auto.sources import LayerChoice
 from selfspec.planning.allowance import (
     CREDIT,
     UNKNOWN,
@@ -56,7 +55,7 @@ class AutoDrafter(Drafter):
         prefill: Prefill,
         experience: Experience,
         verify: LiveCosts,
-        layers: LayerChoice | HeadChoice | None,
+        layers: LayerChoice | None,
         delta: float,
         clock: Callable[[], float] = time.perf_counter,
         mask_embeddings: MaskEmbeddings | None = None,
@@ -64,9 +63,7 @@ class AutoDrafter(Drafter):
     ) -> None:
         self.verify_costs = verify
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
-        self._layers = None if layers is None else layers.begin(prefill)
-        self._layer_plans = LayerPlans(experience.confident, None if layers is None else layers.policies)
-        self._layer_drafts = LayerDrafts(self._layers, self._layer_plans, self._known.copies, clock)
+        self._layers = LayerDrafts(layers, prefill, experience.confident, self._known.copies, clock)
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
@@ -97,7 +94,7 @@ class AutoDrafter(Drafter):
         (forwards, fills), certain = self.verify_costs.filled_up(), self.verify_costs.doubt <= UNKNOWN
         follow, runs = self._follow if certain else None, self._runs and certain
         known = self._overhead.added_in_runs(forwards, self._planning_mean) if runs else ()
-        if runs and self._layers is None:  # no round is alone
+        if runs and self.layer_costs is None:  # no round is alone
             verify: CostTable = [0.0, forwards[1] + self._overhead.step, *known[2:]]
         else:
             verify = self._overhead.added_to(forwards, self._planning.mean)
@@ -155,10 +152,10 @@ class AutoDrafter(Drafter):
         assert self._taken.seconds is not None
         self._round = planned = replace(self._taken, drafting=drafting)
         longest = self.longest(planned.step)
-        planned.fastest = self._layer_drafts.fastest(planned, longest)
+        planned.fastest = self._layers.fastest(planned, longest)
         known = Plan(planned.rows - 1, planned.expected, self._taken.seconds)
         worth = known.worth(planned.rate, self._trust[planned.name].value)
-        draft = self._layer_drafts.draft(planned, longest, worth, self._expected_room)
+        draft = self._layers.draft(planned, longest, worth, self._expected_room)
         self._taken.preparing = planned.preparing
         if draft is None:
             self._without_layers = _MOST_FOLLOWED
@@ -172,10 +169,10 @@ class AutoDrafter(Drafter):
 
     def layers_may_gain(self, least: float) -> bool:
         """Whether layers promise at least this acceptance rate."""
-        if self._layers is None or self._without_layers > 0 or least > 1:
+        if self.layer_costs is None or self._without_layers > 0 or least > 1:
             return False
         self._catch_up()
-        return self._layer_plans.likelihood >= least
+        return self._layers.likelihood >= least
 
     @property
     def rounds_left(self) -> float:
@@ -195,19 +192,19 @@ class AutoDrafter(Drafter):
     @property
     def layer_costs(self) -> LiveCosts | None:
         """Costs of the forward of the layer draft; ``None`` without one."""
-        return None if self._layers is None else self._layers.costs
+        return self._layers.costs
 
     @property
     def watched(self) -> Collection[int]:
         """The target's states that the checkpoint's head reads, if it drafts."""
-        return () if self._layers is None else self._layers.watched
+        return self._layers.watched
 
     followed = watched
 
     @property
     def mtp_text(self) -> MtpText | None:
         """What the checkpoint's head knows of the text, if it drafts in native runs."""
-        return None if self._layers is None else self._layers.text
+        return self._layers.text
 
     @property
     def mask_embedding(self) -> torch.Tensor | None:
@@ -217,11 +214,11 @@ class AutoDrafter(Drafter):
     def _best(self, planned: Round, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rows = planned.known
-        planned.fastest = self._layer_drafts.fastest(planned, longest)
-        planned.awaited = self._layer_drafts.awaited(planned)
+        planned.fastest = self._layers.fastest(planned, longest)
+        planned.awaited = self._layers.awaited(planned)
         planned.gain = self._known.gain_of_guess(rows[3] - rows[2], planned.rate)
         filled, worth = self._filled_rows(planned, longest)
-        draft = self._layer_drafts.draft(planned, longest, worth, self._expected_room)
+        draft = self._layers.draft(planned, longest, worth, self._expected_room)
         if draft is None:
             return self._take(planned, filled)
         self._backoff.end()
@@ -290,7 +287,7 @@ class AutoDrafter(Drafter):
         step, rate = planned.verify[1], planned.rate
         least = plain(planned.verify).worth(rate)
         if planned.awaited is not None:
-            least = max(least, planned.awaited.worth)
+            least = max(least, planned.awaited.plan.worth(rate))
         if self._saved_by_known < 0:
             longest -= planned.needed_by_layers
         if not planned.gain and not self._known.any:
@@ -305,8 +302,7 @@ class AutoDrafter(Drafter):
         """Scores what was drafted and what could have been copied, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
-        if self._layers is not None:
-            self._layers.learn(feedback)
+        self._layers.learn(feedback)
         if not planned.verify:
             self._learn_of_steps(planned, feedback, began)
             return
@@ -318,7 +314,7 @@ class AutoDrafter(Drafter):
         drafting, confidences = planned.expected_drafting(feedback), feedback.proposal.confidences
         self._learn_of_tokens(planned, committed, confidences, feedback.accepted)
         if planned.guess is not None and confidences:
-            self._layer_plans.note_forwards(len(confidences), drafting / planned.costs[1])
+            self._layers.note_forwards(len(confidences), drafting / planned.costs[1])
         self._known.read_guess(feedback.guess)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
@@ -367,7 +363,7 @@ class AutoDrafter(Drafter):
 
     def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft whose time says what forwards cost."""
-        if planned.guess is None or self._layers is None:
+        if planned.guess is None:
             return ()
         return self._layers.timed(feedback.proposal.forwards)
 
@@ -376,8 +372,8 @@ class AutoDrafter(Drafter):
     ) -> float:
         """Learns what rounds of this request alone took; returns what each took beside what is planned for."""
         self.verify_costs.note(rows, seconds.verify)
-        if forwards and self._layers is not None:
-            self._layers.costs.note(forwards, seconds.draft)
+        if forwards and self.layer_costs is not None:
+            self.layer_costs.note(forwards, seconds.draft)
         if not is_step:
             self._overhead.note(sum(rows), seconds.other)
             return 0.0
@@ -416,7 +412,7 @@ class AutoDrafter(Drafter):
             self._forget(faded(len(token_ids)))
         else:
             self._known.extend(token_ids)
-            self._layer_plans.note(confidences, accepted)
+            self._layers.note(confidences, accepted)
         if planned.is_known:
             self._trust[planned.name].note(planned.expected - 1, len(token_ids) - 1)
         self._count(len(token_ids))
@@ -472,7 +468,7 @@ class AutoDrafter(Drafter):
             self._backoff.note_rounds(len(rows), seconds.select + self._clock() - began - planned.preparing)
             return
         drafted = (1,) * sum(len(each.confidences) for each in feedback.run)
-        forwards = () if self._layers is None else self._layers.timed(drafted)
+        forwards = self._layers.timed(drafted)
         self._learn_costs(rows, seconds, forwards, is_step=True)
         selecting = seconds.select + self._clock() - began - planned.preparing
         backed_off = self._unplanned * self._backoff.round_seconds
@@ -480,15 +476,13 @@ class AutoDrafter(Drafter):
 
     def _forget(self, share: float) -> None:
         """Forgets a share of what went wrong in this request, so that it is tried again some time."""
-        if self._layers is not None:
-            self._layer_plans.fade(share)
+        self._layers.fade(share)
         self._known.fade(share)
         for trust in self._trust.values():
             trust.fade(share)
 
     def observe(self, feedback: Feedback) -> None:
         """Scores what could have been copied in a round that another drafter of the request planned."""
-        if self._layers is not None:
-            self._layers.learn(feedback)
+        self._layers.learn(feedback)
         self._catch_up()
         self._known.extend(feedback.acceptance.token_ids)

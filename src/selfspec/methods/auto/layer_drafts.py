@@ -1,50 +1,100 @@
-"""The layer drafts of one request: which one pays most in a round, and when their low-bit weights are made."""
+"""The layer drafts of one request: which one pays most in a round, when it ends, and when its weights are made."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from selfspec.decoding.draft import LayerDraft, MtpDraft
-from selfspec.methods.auto.layer_plans import LayerPlans
+from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.planned import Round, forecast_of
-from selfspec.methods.auto.sources import HeadOfRequest, LayerChoice, LayerRound
-from selfspec.planning.acceptance import Copies, CopiesToAppend, CopiesToConfirm
+from selfspec.methods.auto.sources import LayerChoice
+from selfspec.methods.auto.trials import Assignment
+from selfspec.methods.mtp import MtpDrafter, MtpSettings
+from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToAppend, CopiesToConfirm
 from selfspec.planning.allowance import stake
 from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, Plan, most_that_fits
 from selfspec.planning.stopping import DraftPolicy
+from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.mtp import MtpHead, MtpText
+
+_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, MOST_DRAFTED)
+"""Lengths to which layer drafts are cut where time is short."""
+
+_SHARED, _MEMORY = 30.0, 100.0
+"""Tokens for which what all requests have seen counts within a request, and most own tokens.
+
+What a confidence says of a token differs little from text to text, much less than what a match says of a copy.
+"""
+
+_FIRST_DRAFTED = 6.0
+"""Tokens that took a forward each, with which a request begins."""
+
+_FADING = 0.9
+"""Share that is kept of what was counted, with each draft."""
+
+_FEW = 16
+"""Most tokens that the head reads beside those that it drafts in a draft whose time counts."""
 
 
 class LayerDrafts:
-    """Plans the layer drafts of a request; none without ``layers``.
+    """The layer drafts of a request; none without a ``choice``.
 
     Args:
-        layers: what drafts.
-        plans: when its drafts end.
+        choice: what drafts, of all requests.
+        prefill: of the request.
+        confident: what all requests have seen of drafted tokens.
         copies: of the text, which are guesses in a draft, and follow it.
         clock: times the making of weights.
     """
 
     def __init__(
         self,
-        layers: LayerChoice | HeadOfRequest | None,
-        plans: LayerPlans,
+        choice: LayerChoice | None,
+        prefill: Prefill,
+        confident: AcceptanceRate,
         copies: Copies,
         clock: Callable[[], float],
     ) -> None:
-        self._layers, self._plans, self._copies, self._clock = layers, plans, copies, clock
+        self._choice, self._copies, self._clock = choice, copies, clock
+        head = None if choice is None else choice.drafts
+        self._head = MtpDrafter(head, MtpSettings(), prefill) if isinstance(head, MtpHead) else None
+        self._catches_up = False  # whether the head had to read a text in the draft that was planned last
+        self._shared, self._confident = confident, confident.of_request(_SHARED, _MEMORY)
+        self._drafted = self._forwards = _FIRST_DRAFTED
+
+    @property
+    def costs(self) -> LiveCosts | None:
+        """Costs of the forward; ``None`` where nothing can draft."""
+        return None if self._choice is None else self._choice.costs
+
+    @property
+    def watched(self) -> Collection[int]:
+        """The target's states that the head needs of every round, if it drafts."""
+        return () if self._head is None else self._head.followed
+
+    @property
+    def text(self) -> MtpText | None:
+        """What the head knows of the text, if it drafts in native runs."""
+        head = self._head
+        return None if head is None or head.mtp_text.native is None else head.mtp_text
+
+    @property
+    def likelihood(self) -> float:
+        """The mean probability that a drafted token is accepted."""
+        return self._confident.outlook().mean
 
     def fastest(self, planned: Round, longest: float) -> DraftPolicy | None:
         """The layer drafts that bring most tokens a second in rounds of at most ``longest``; ``None`` if none fit.
 
         For a single token more may be staked, as it is the least that saves time for longer ones.
         """
-        layers = self._layers
-        if layers is None or not layers.copies.ready:
+        choice = self._choice
+        if choice is None or not choice.copies.ready:
             return None
-        verify, costs = planned.of_layers, layers.costs.now(planned.drafting)
+        verify, costs = planned.of_layers, choice.costs.now(planned.drafting)
         planned.costs = costs
         fits = most_that_fits(costs[1], verify, stake(longest, verify[1]))
         fits = fits or min(1, most_that_fits(costs[1], verify, longest))
-        return self._policy(planned, fits) if fits else None
+        return self._policy(planned, choice, fits) if fits else None
 
     def awaited(self, planned: Round) -> DraftPolicy | None:
         """Layer drafts that would be faster than plain decoding, where even the shortest takes more than may be lost.
@@ -52,9 +102,9 @@ class LayerDrafts:
         They are what time is worth then. Known tokens that are worth less would spend what comes back bit by bit, and
         layers, which need more of it at once, would never draft.
         """
-        if planned.fastest is not None or not planned.costs:
+        if self._choice is None or planned.fastest is not None or not planned.costs:
             return None
-        policy = self._policy(planned, MOST_DRAFTED)
+        policy = self._policy(planned, self._choice, MOST_DRAFTED)
         return policy if policy.rate > 1 / planned.of_layers[1] else None
 
     def draft(self, planned: Round, longest: float, worth: float, room: int) -> LayerDraft | MtpDraft | None:
@@ -66,46 +116,83 @@ class LayerDrafts:
             worth: of the best round without layers.
             room: tokens that the answer is expected to have still.
         """
-        layers, policy, verify, costs = self._layers, planned.fastest, planned.of_layers, planned.costs
-        if layers is None or policy is None:
-            if layers is not None and not layers.copies.ready and not layers.copies.failed:
-                self._make_weights(planned, layers, worth, room)
+        choice, policy, verify, costs = self._choice, planned.fastest, planned.of_layers, planned.costs
+        if choice is None or policy is None:
+            if choice is not None and not choice.copies.ready and not choice.copies.failed:
+                self._make_weights(planned, choice, worth, room)
             return None
-        plan = _plan_of(policy)
+        plan = policy.plan
         planned.layers_are_worth = plan.worth(planned.rate)
         if planned.layers_are_worth <= worth or not _promises_enough(planned, plan):
             return None
+        planned.name, planned.expected = choice.name, plan.tokens
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
-        planned.guess = CopiesToConfirm(self._copies, costs, left)
-        acceptance = self._plans.acceptance
-        append = CopiesToAppend(self._copies, planned.guess, acceptance, verify, planned.rate, longest, planned.filled)
-        planned.name, planned.expected = layers.name, plan.tokens
-        stop, forecast = policy.begin(acceptance), forecast_of(plan, verify)
-        follow = planned.follow if planned.layers_follow else None
-        return layers.draft(LayerRound(plan.length, stop, planned.guess, append, forecast, follow))
+        planned.guess = guess = CopiesToConfirm(self._copies, costs, left)
+        stop, forecast = policy.begin(self.acceptance), forecast_of(plan, verify)
+        if self._head is not None:
+            self._catches_up = self._head.unread > _FEW
+            follow = planned.follow if planned.layers_follow and self.text is not None else None
+            return self._head.draft(plan.length, stop, follow=follow, name=planned.name, forecast=forecast)
+        assert isinstance(choice.drafts, Assignment)
+        return LayerDraft(
+            choice.drafts.kept,
+            plan.length,
+            stop,
+            precision=choice.drafts.precision,
+            guess=guess,
+            append=CopiesToAppend(self._copies, guess, self.acceptance, verify, planned.rate, longest, planned.filled),
+            name=planned.name,
+            forecast=forecast,
+        )
 
-    def _make_weights(self, planned: Round, layers: LayerChoice | HeadOfRequest, worth: float, room: int) -> None:
+    def _make_weights(self, planned: Round, choice: LayerChoice, worth: float, room: int) -> None:
         """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.
 
         That is decided by drafts as long as is best: early ones are shorter, as little time was saved yet.
         """
-        planned.costs = layers.costs.now(planned.drafting)
-        fastest = self._policy(planned, MOST_DRAFTED)
-        plan = _plan_of(fastest)
-        if plan.worth(planned.rate) <= worth or not _promises_enough(planned, plan):
+        planned.costs = choice.costs.now(planned.drafting)
+        fastest = self._policy(planned, choice, MOST_DRAFTED)
+        if fastest.plan.worth(planned.rate) <= worth or not _promises_enough(planned, fastest.plan):
             return
         began = self._clock()
-        if layers.copies.make_if_it_pays(planned.of_layers[1] - 1 / fastest.rate, room):
+        if choice.copies.make_if_it_pays(planned.of_layers[1] - 1 / fastest.rate, room):
             planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
         planned.preparing += self._clock() - began
 
-    def _policy(self, planned: Round, most: int) -> DraftPolicy:
-        together = planned.shared is not None
-        return self._plans.fastest(most, planned.of_layers, planned.costs, planned.drafting, together=together)
+    def _policy(self, planned: Round, choice: LayerChoice, most: int) -> DraftPolicy:
+        """The policy that brings most tokens a second; in a batch one for all, by what all requests have seen."""
+        limit, each, own = max(limit for limit in _LIMITS if limit <= most), planned.costs[1], self._shared
+        if planned.shared is None:
+            each, own = each * self._forwards / self._drafted, self._confident
+        return choice.policies.fastest(own.outlook(), each, planned.of_layers, limit, planned.drafting)
 
+    def acceptance(self, confidence: float) -> float:
+        """The probability that a drafted token is accepted if all before it are."""
+        return self._confident.rate(confidence)
 
-def _plan_of(policy: DraftPolicy) -> Plan:
-    return Plan(policy.limit, policy.expected_tokens, policy.expected_seconds)
+    def learn(self, feedback: Feedback) -> None:
+        """Gives the head the states of the accepted tokens, if it drafts."""
+        if self._head is not None:
+            self._head.learn(feedback)
+
+    def timed(self, forwards: Sequence[int]) -> Sequence[int]:
+        """Those of the forwards of a draft whose time says what they cost: none where the head had to read first."""
+        return () if self._choice is None or self._catches_up else forwards
+
+    def note(self, confidences: Sequence[float], accepted: int) -> None:
+        """Scores the tokens of a draft, of which the first ones were accepted."""
+        for index, confidence in enumerate(confidences[: accepted + 1]):
+            self._confident.note(index < accepted, confidence)
+
+    def note_forwards(self, drafted: int, forwards: float) -> None:
+        """Counts the tokens of a draft, and what they took: guesses that were confirmed saved forwards."""
+        self._drafted = _FADING * self._drafted + drafted
+        self._forwards = _FADING * self._forwards + forwards
+
+    def fade(self, share: float) -> None:
+        """Forgets a share of the own tokens."""
+        if self._choice is not None:
+            self._confident.fade(share)
 
 
 def _promises_enough(planned: Round, plan: Plan) -> bool:

@@ -22,9 +22,9 @@ from selfspec.methods.auto.preparation import (
     start_over,
     warn_of_memory,
 )
-from selfspec.methods.auto.sources import MTP, HeadChoice, LayerChoice, find_head
+from selfspec.methods.auto.sources import MTP, LayerChoice, find_head
 from selfspec.methods.auto.together import plan_together
-from selfspec.methods.auto.trials import Trial
+from selfspec.methods.auto.trials import Assignment, Trial
 from selfspec.methods.base import Method
 from selfspec.methods.mtp import MtpSettings, needs_of
 from selfspec.methods.registry import register
@@ -177,24 +177,24 @@ class _Ready:
             preparation.verify, load_doubt=doubt.load, shape_doubt=doubt.shape, recorded=lambda: target.recorded
         )
         self.host = HostTime()
-        self.layers: dict[str, LayerChoice | HeadChoice | None] = dict.fromkeys(_KINDS)
+        self.drafts: Assignment | MtpHead | None = None if trial is None else trial.assignment
+        costs, copies = None if trial is None else trial.costs, LateCopies()
         if head is not None:
             head_costs = head_costs or estimate_row_costs(head.own, head.precision)
-            if trial is None or head_costs(1) <= trial.costs(1):  # one source drafts, and the head is the better one
+            if costs is None or head_costs(1) <= costs(1):  # one source drafts, and the head is the better one
                 self.trial = trial = None
-                doubt = _ESTIMATED
-                for kind in _KINDS:
-                    costs = LiveCosts(head_costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
-                    self.layers[kind] = HeadChoice(head, costs)
+                self.drafts, costs, doubt = head, head_costs, _ESTIMATED
         if trial is not None:
             copies = LateCopies(target, trial.assignment.precision, made=copies_made)
             if promises_enough(trial, preparation.verify):
                 copies.make_if_it_takes_no_time()
+        self.layers: dict[str, LayerChoice | None] = dict.fromkeys(_KINDS)
+        if self.drafts is not None and costs is not None:
             # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a
             # greedy one: its scores are processed, and noise is drawn.
             for kind in _KINDS:
-                costs = LiveCosts(trial.costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
-                self.layers[kind] = LayerChoice(trial.assignment, costs, copies)
+                own = LiveCosts(costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
+                self.layers[kind] = LayerChoice(self.drafts, own, copies)
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
         self.mask_embeddings = MaskEmbeddingsOfModel(target)
         self.lengths = AnswerLengths()
@@ -209,9 +209,9 @@ class _Ready:
     @property
     def layer_draft(self) -> str | None:
         """Identifies the layer draft in a state file; ``None`` without one."""
-        if isinstance(self.layers[_KINDS[0]], HeadChoice):
+        if isinstance(self.drafts, MtpHead):
             return MTP
-        return None if self.trial is None else repr(self.trial.assignment)
+        return None if self.drafts is None else repr(self.drafts)
 
 
 def _fresh(trial: Trial | None) -> Experience:

@@ -182,7 +182,7 @@ def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> l
 def promised_by(trial: Trial, verify: RowCosts) -> float:
     """Tokens per second of rounds that a trial's layers draft."""
     policy = DraftPolicy.fastest(Outlook([1.0], [trial.agreement]), trial.costs(1), verify.table(), MOST_DRAFTED)
-    return float(policy.expected_tokens / policy.expected_seconds)
+    return policy.plan.tokens_per_second
 
 
 def _promising(trial: Trial, verify: RowCosts) -> Trial:
