@@ -35,7 +35,7 @@ from selfspec.loading.catalog import resolve_name
 from selfspec.methods import swift_search
 from selfspec.methods.api import Drafter, Feedback, LearnedState, Prefill
 from selfspec.methods.layer_search import Point, generator_of, point_of, random_point
-from selfspec.methods.skipping import alternately_skipped, evenly_skipped
+from selfspec.methods.skipping import alternately_skipped, evenly_skipped, free_sublayers
 from selfspec.methods.swift import Swift
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.prompts import PROMPTS
@@ -112,7 +112,7 @@ class Here:
 
     def write(self, token_ids: Sequence[int], new_tokens: int, candidates: Sequence[Sequence[int]] | None) -> list[int]:
         """Writes after a text, and keeps rounds and steps; the search scores these sets, or its own for ``None``."""
-        self.rounds, self.steps, free = [], [], 2 * self.engine.target.layer_count - 4
+        self.rounds, self.steps, free = [], [], free_sublayers(self.engine.target.layer_count)
         self._given = None if candidates is None else [point_of(skipped, free) for skipped in candidates]
         return list(self.engine.generate(list(token_ids), max_new_tokens=new_tokens, ignore_eos=True).token_ids)
 

@@ -50,16 +50,16 @@ def tune(
 
     method = engine.method
     assert isinstance(method, SelfSpec)
-    observations = Observations(method.free)
+    observations = Observations(len(method.free))
     skipped = method.profile.skipped
     _measure(engine, skipped, prompts[:1], max_new_tokens)  # warms up
     for iteration in range(iterations):
         if iteration:
             generator = generator_of(seed, iteration)
             point = suggest_point(*observations.table(), None, generator, DRAFT_VERIFY_KAPPA)
-            skipped = skipped_by(point, method.first)
+            skipped = skipped_by(point, method.free)
         trial = _measure(engine, skipped, prompts, max_new_tokens)
-        observations.add(point_of(skipped, method.free, method.first), trial.tokens_per_second)
+        observations.add(point_of(skipped, method.free), trial.tokens_per_second)
         yield trial
 
 

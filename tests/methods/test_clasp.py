@@ -258,18 +258,19 @@ def test_it_chooses_once_every_interval(interval: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_it_chooses_by_the_states_of_the_last_committed_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[list[int], torch.Tensor]] = []
-    branches = Probe.branches
+    points = Probe.points
     heads: list[list[int]] = []
 
-    def noted(probe: Probe, rows: int, **options: Any) -> Any:
+    def noted(probe: Probe, places: list[int], *options: Any) -> Any:
+        assert places == [probe.committed - 1]
         heads.append(probe.token_ids[: probe.committed].tolist())
-        return branches(probe, rows, **options)
+        return points(probe, places, *options)
 
     def choose(states: torch.Tensor, *arguments: Any) -> tuple[int, ...]:
         seen.append((heads[-1], states.clone()))
         return choose_skipped(states, *arguments)
 
-    monkeypatch.setattr(Probe, "branches", noted)
+    monkeypatch.setattr(Probe, "points", noted)
     monkeypatch.setattr(clasp, "choose_skipped", choose)
     result = generate(name, update_interval=2)
     assert len(seen) > 3

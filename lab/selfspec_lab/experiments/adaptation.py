@@ -162,13 +162,13 @@ def tune_set(target: Target, windows: Windows, steps: int, seed: int) -> tuple[i
     """The set of highest mean matchness found by Bayesian optimisation, which starts with uniform skipping."""
     free = free_sublayers(target.layer_count)
     point = point_of(starting_set(target.layer_count, SKIP_RATIO), free)
-    observations = Observations(free)
+    observations = Observations(len(free))
     for step in range(steps):
         if step:
             point = suggest_point(*observations.table(), int(point.sum()), generator_of(seed, step))
-        observations.add(point, float(np.mean(windows.score(skipped_by(point)))))
+        observations.add(point, float(np.mean(windows.score(skipped_by(point, free)))))
     points, scores = observations.table()
-    return skipped_by(points[scores.argmax()])
+    return skipped_by(points[scores.argmax()], free)
 
 
 def _play_stream(

@@ -10,7 +10,6 @@ import torch
 from selfspec.methods.api import Prefill
 from selfspec.methods.knapsack import fill_table, integer_weights
 from selfspec.methods.knapspec import KnapSpec
-from selfspec.methods.skipping import first_free
 from selfspec_lab.checks import Check, compare
 from selfspec_lab.experiments.base import Data
 from selfspec_lab.experiments.knapspec_scene import (
@@ -100,9 +99,7 @@ def count_states(method: KnapSpec, prefilled: Prefill) -> int:
     weights = integer_weights(latencies.attention(prefilled.probe.committed), latencies.mlp)
     items: list[int | None] = [*weights * (layers - 2), None, None]
     budget = min(layers * sum(weights) // 2, (layers - 2) * sum(weights))
-    table = fill_table(
-        references, items, budget, method.settings.similarity_threshold, branches.run, first=first_free(True)
-    )
+    table = fill_table(references, items, budget, method.settings.similarity_threshold, branches.run, first=2)
     return sum(table.entries)
 
 

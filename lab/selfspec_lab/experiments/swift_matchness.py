@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from selfspec import Engine
 from selfspec.methods import make_method
-from selfspec.methods.layer_search import skipped_by
 from selfspec.methods.swift import Swift
 from selfspec_lab.checks import Check, compare, shown
 from selfspec_lab.experiments.base import Data, Experiment, register
@@ -146,7 +145,7 @@ def _search(engine: Engine, swift: Swift, stream: Sequence[Sequence[int]], max_n
             seen += 1
             score = float(observed["scores"][index])
             if not history or score > history[-1][1]:
-                history.append((seen, score, skipped_by(observed["points"][index].bool().numpy())))
+                history.append((seen, score, swift.search.skipped_by(observed["points"][index].bool().numpy())))
     assert history, "no request was long enough for an optimisation step"
     assert history[-1][2] == swift.search.kept.skipped
     return history

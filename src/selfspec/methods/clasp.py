@@ -1,19 +1,20 @@
 """CLaSp: which layers to skip, chosen by dynamic programming over the hidden states of the last accepted token."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft
-from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill
-from selfspec.errors import InvalidSettingError, StateError
+from selfspec.decoding.draft import ConfidenceThreshold, LayerDraft
+from selfspec.decoding.drafter import Branches, Drafter, Needs, Prefill
+from selfspec.errors import InvalidSettingError
 from selfspec.methods.registry import register
-from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
+from selfspec.methods.selecting import Choice, PeriodicDrafter, SelectingMethod, SelectingSettings
+from selfspec.methods.selection_rows import SpreadRows
 from selfspec.methods.settings import fraction, setting
-from selfspec.methods.skipping import RATIO_HELP, default_skip_ratio
+from selfspec.methods.skipping import RATIO_HELP, check_skipped, default_skip_ratio
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -137,17 +138,19 @@ class Clasp(SelectingMethod):
         super().__init__(target, settings)
         self.layers = range(settings.fixed_first_layers, target.layer_count - settings.fixed_last_layers)
         self.skips = _skip_count(settings, target, len(self.layers))
+        if settings.first_choice == "round":
+            self.first_draft = self.draft(KeptSet.full(target.sublayer_count))
 
     @property
-    def watched(self) -> frozenset[int]:
+    def watched(self) -> range:
         """Every layer boundary."""
-        return frozenset(range(2 * self.layers.start, 2 * self.layers.stop + 1, 2))
+        return range(2 * self.layers.start, 2 * self.layers.stop + 1, 2)
 
     @property
     def needs(self) -> Needs:
         """The hidden states of the prompt's last token, and cache slots for the longest row of the program."""
         longest_row = min(self.skips, len(self.layers) - self.skips)
-        return Needs(probe_rows=longest_row, prompt_rows=1, prompt_states=self.watched)
+        return Needs(probe_rows=longest_row, prompt_rows=1, prompt_states=frozenset(self.watched))
 
     def begin(self, prefill: Prefill) -> Drafter:
         """Starts on a request."""
@@ -176,12 +179,7 @@ class Clasp(SelectingMethod):
         if skipped is None:  # it was saved before the first choice
             self.adopt(None)
             return
-        fits = isinstance(skipped, list) and all(type(layer) is int and layer in self.layers for layer in skipped)
-        if not fits or skipped != sorted(set(skipped)) or len(skipped) != self.skips:
-            raise StateError(
-                f"the state skips layers {skipped}, not {self.skips} of the model's free ones; learn it again"
-            )
-        self.adopt(self.choice_of(tuple(skipped)))
+        self.adopt(self.choice_of(check_skipped(skipped, self.layers, self.skips, self.skips)))
 
 
 def _skip_count(settings: ClaspSettings, target: Target, free: int) -> int:
@@ -200,48 +198,20 @@ def _skip_count(settings: ClaspSettings, target: Target, free: int) -> int:
     return skips
 
 
-class _ClaspDrafter(SelectingDrafter):
+class _ClaspDrafter(PeriodicDrafter):
     method: Clasp
 
     def __init__(self, method: Clasp, prefill: Prefill) -> None:
-        super().__init__(method, prefill)
-        by_prompt = method.settings.first_choice == "prompt"
-        self._states = self._at(prefill.hidden_states, row=-1) if by_prompt and self.pays() else None
-        if not by_prompt:
-            self.rounds = method.settings.update_interval - 1  # the first round is watched
+        interval = method.settings.update_interval
+        super().__init__(method, prefill, SpreadRows(1, 1), interval)  # of the last token
+        if method.settings.first_choice == "round":
+            self.rounds = interval - 1  # the first round is watched
+        elif self.pays():
+            # The choice is made when it is needed, so the first token does not wait for it.
+            self.rounds = interval
+            self.add(prefill.hidden_states, slice(-1, None), len(prefill.prompt_ids) - 1)
 
-    def select(self) -> None:
-        """Chooses the layers of the coming rounds ("layer optimisation", section 3.4), if there are new states."""
-        # The choice is made when it is needed, so the first token and the end of the output do not wait for it.
-        if self._states is None:
-            return
+    def choose(self, references: torch.Tensor, branches: Branches) -> None:
+        """Chooses the layers of the coming rounds ("layer optimisation", section 3.4)."""
         method = self.method
-        with method.payoff.selection():
-            branches = self.probe.branches(rows=1, precision=method.draft_precision)
-            skipped = choose_skipped(self._states, method.layers, method.skips, branches.run)
-            self.use(method.choice_of(skipped))
-        self._states, self.rounds = None, 0
-
-    def draft(self) -> Draft:
-        """By its choice; until there is one, nothing, or the whole model's draft if that is the first choice's."""
-        method = self.method
-        if self.choice is None and method.settings.first_choice == "round":
-            return method.draft(KeptSet.full(method.target.sublayer_count))
-        return super().draft()
-
-    def watches(self) -> bool:
-        """In the last round before the next choice."""
-        return self.rounds + 1 >= self.method.settings.update_interval and self.pays()
-
-    def keep(self, feedback: Feedback) -> None:
-        if feedback.hidden_states:
-            self._states = self._at(feedback.hidden_states, feedback.acceptance.rows[-1])
-
-    def observe(self, feedback: Feedback) -> None:
-        """Watches its next round, if it was to choose from states that are no longer those of the last token."""
-        if self._states is not None:
-            self._states, self.rounds = None, self.method.settings.update_interval - 1
-
-    def _at(self, hidden_states: Mapping[int, torch.Tensor], row: int) -> torch.Tensor:
-        """A copy of the states of one token at every layer boundary, ``[n + 1, hidden]``."""
-        return torch.stack([hidden_states[index][row] for index in sorted(self.method.watched)])
+        self.use(method.choice_of(choose_skipped(references[:, 0], method.layers, method.skips, branches.run)))

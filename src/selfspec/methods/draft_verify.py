@@ -11,14 +11,7 @@ from selfspec.errors import StateError
 from selfspec.methods.base import Method
 from selfspec.methods.registry import register
 from selfspec.methods.settings import PrecisionSettings, fraction, setting
-from selfspec.methods.skipping import (
-    RATIO_HELP,
-    check_skipped,
-    first_free,
-    free_sublayers,
-    starting_set,
-    sublayer_ratio,
-)
+from selfspec.methods.skipping import RATIO_HELP, check_skipped, free_sublayers, starting_set, sublayer_ratio
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -99,7 +92,7 @@ class SelfSpec(Method):
     def __init__(self, target: Target, settings: SelfSpecSettings) -> None:
         super().__init__(target, settings)
         ends = settings.fixed_ends
-        self.first, self.free = first_free(ends), free_sublayers(target.layer_count, ends)
+        self.free = free_sublayers(target.layer_count, ends)
         self._lock = threading.Lock()
         ratio = sublayer_ratio(target, settings.skip_ratio, ends)
         self.adopt(Profile(starting_set(target.layer_count, ratio, ends)))
@@ -133,7 +126,6 @@ class SelfSpec(Method):
         threshold, skipped = found.pop("threshold", None), found.pop("skipped", None)
         if type(threshold) is not float or not 0 <= threshold <= 1:
             raise StateError("the profile has no threshold; tune it again")
-        if skipped != []:  # nothing is skipped if that was fastest
-            check_skipped(skipped, self.free, self.first)
-        self.adopt(Profile(tuple(skipped), found))
+        # Nothing is skipped if that was fastest.
+        self.adopt(Profile(check_skipped(skipped, self.free, 0, len(self.free)), found))
         self.note_threshold(threshold)

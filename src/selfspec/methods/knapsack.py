@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from selfspec.methods.objective import tokens_per_time
-from selfspec.methods.skipping import first_free, free_sublayers
+from selfspec.methods.skipping import free_sublayers
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile
 from selfspec.runtimes.precision import AnyPrecision
@@ -288,18 +288,20 @@ def find_candidates(
     ``fixed_ends``, to ``h[2L]`` at the recent tokens, of which ``run`` runs several branches; ``weights`` are the
     integer latencies of attention and MLP. The candidates run at ``precision``, from the first of these states on.
     """
-    layers, first, free = target.layer_count, first_free(fixed_ends), free_sublayers(target.layer_count, fixed_ends)
-    items: list[int | None] = [*weights * (free // 2), *([None, None] if fixed_ends else [])]
-    budget = min(int(layers * sum(weights) * skip_ratio), free // 2 * sum(weights))
+    free = free_sublayers(target.layer_count, fixed_ends)
+    items: list[int | None] = [*weights * (len(free) // 2), *([None, None] if fixed_ends else [])]
+    budget = min(int(target.layer_count * sum(weights) * skip_ratio), len(free) // 2 * sum(weights))
     exact = precision is None
-    table = fill_table(references, items, budget, similarity_threshold, run, first=first, exact=exact)
+    table = fill_table(references, items, budget, similarity_threshold, run, first=free.start, exact=exact)
     found = list(table.weights)
     skipped = backtrack(table.skips, items)[found]
     own = None if exact else references[-1]
     acceptance = acceptance_rates(target, table.states, reference=own, precision=precision)
     return Candidates(
         kept=tuple(
-            KeptSet.skipping((index for index, skip in enumerate(left_out, start=first) if skip), target.sublayer_count)
+            KeptSet.skipping(
+                (index for index, skip in enumerate(left_out, start=free.start) if skip), target.sublayer_count
+            )
             for left_out in skipped.tolist()
         ),
         similarities=table.similarities[found].double(),

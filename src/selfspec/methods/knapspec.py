@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, NoDraft
+from selfspec.decoding.draft import ConfidenceThreshold, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Branches, Drafter, Feedback, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.knapsack import (
@@ -22,10 +22,10 @@ from selfspec.methods.knapsack import (
 )
 from selfspec.methods.payoff import NEW, Record
 from selfspec.methods.registry import register
-from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings
+from selfspec.methods.selecting import Choice, PeriodicDrafter, SelectingMethod, SelectingSettings
 from selfspec.methods.selection_rows import RecentRounds, SpreadRows, selection_rows
 from selfspec.methods.settings import fraction, setting
-from selfspec.methods.skipping import ENDS_HELP, check_skipped, first_free, free_sublayers, most_skipped
+from selfspec.methods.skipping import ENDS_HELP, check_skipped, free_sublayers, most_skipped
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.latencies import Latencies, saved_latencies
@@ -90,13 +90,6 @@ class KnapSpecSettings(SelectingSettings):
     )
 
 
-@dataclass(frozen=True)
-class CalibratedChoice(Choice):
-    """A selection in use, with the calibration of its candidates; ``None`` with ``schedule=paper`` or from a state."""
-
-    calibration: Calibration | None = None
-
-
 @register
 class KnapSpec(SelectingMethod):
     """Drafts with the sublayers and the length that promise the most tokens per time (KnapSpec, algorithm 1).
@@ -127,9 +120,7 @@ class KnapSpec(SelectingMethod):
     def __init__(self, target: Target, settings: KnapSpecSettings) -> None:
         super().__init__(target, settings)
         self.interval = settings.interval or (64 if target.parameter_count < _LARGE_MODEL else 128)
-        # Where the first layer is never skipped the program starts after it.
-        self.first = first_free(settings.fixed_ends)
-        self.has_choice = free_sublayers(target.layer_count, settings.fixed_ends) > 0
+        self.free = free_sublayers(target.layer_count, settings.fixed_ends)  # the program starts with the first of them
         authors = settings.lengths == "authors"
         self.lengths = _AUTHORS_LENGTHS if authors else range(1, settings.max_draft_length + 1)
         self.tokens = settings.recent_tokens or _TOKENS
@@ -139,16 +130,18 @@ class KnapSpec(SelectingMethod):
         by_schedule = most_skipped(target) if self.ours else PAPER_SKIP_RATIO
         self.skip_ratio = by_schedule if settings.skip_budget is None else settings.skip_budget
         self.latencies = Latencies(target, self.draft_precision)
+        if self.free and not self.ours:
+            self.first_draft = self.draft(KeptSet.full(target.sublayer_count), settings.max_draft_length)
 
     @property
     def watched(self) -> Collection[int]:
         """Every state after the first layer, or all of them where that may be skipped."""
-        return range(self.first, self.target.sublayer_count + 1) if self.has_choice else range(0)
+        return range(self.free.start, self.target.sublayer_count + 1) if self.free else range(0)
 
     @property
     def needs(self) -> Needs:
         """Cache slots for the branches."""
-        return Needs(probe_rows=self.selection_rows if self.has_choice else 0)
+        return Needs(probe_rows=self.selection_rows if self.free else 0)
 
     def best_of(self, candidates: Candidates, context: int) -> Selection:
         """The second stage: the set and the length that promise most at this many tokens in the cache."""
@@ -162,16 +155,14 @@ class KnapSpec(SelectingMethod):
             shortest=self.lengths[0],
         )
 
-    def choice_of(
-        self, selection: Selection, context: int = 0, calibration: Calibration | None = None
-    ) -> CalibratedChoice:
+    def choice_of(self, selection: Selection, context: int = 0, calibration: Calibration | None = None) -> Choice:
         """Drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
         if not selection.kept.skipped and self.draft_precision is None:
-            return CalibratedChoice(selection, NoDraft(), Record(self.payoff), calibration)
+            return Choice(selection, NoDraft(), Record(self.payoff), calibration)
         with_head = self.settings.tpt == "with_head"
         step = self.latencies.of_drafts.draft_step(selection.kept, context, with_head=with_head)
         record = Record(self.payoff, step / self.latencies.of_target.target_step(context, with_head=with_head))
-        return CalibratedChoice(selection, self.draft(selection.kept, selection.draft_length), record, calibration)
+        return Choice(selection, self.draft(selection.kept, selection.draft_length), record, calibration)
 
     def draft(self, kept: KeptSet, selected_length: int) -> LayerDraft:
         """Drafts with a kept set until confidence is low, or else to the selected length."""
@@ -214,47 +205,36 @@ def _read_selection(state: LearnedState, method: KnapSpec) -> Selection | None:
         return None
     if not isinstance(values, Mapping) or values.keys() != {"skipped", *_SELECTION_NUMBERS}:
         raise StateError("the state's selection is damaged; learn it again")
-    if values["skipped"] != []:
-        free = free_sublayers(target.layer_count, method.settings.fixed_ends)
-        check_skipped(values["skipped"], free, method.first)
+    skipped = check_skipped(values["skipped"], method.free, 0, len(method.free))
     length, *rates = (values[name] for name in _SELECTION_NUMBERS)
     are_rates = all(type(rate) is float and 0 <= rate < math.inf for rate in rates)
     if type(length) is not int or length not in lengths or not are_rates:
         raise StateError(f"the state's selection is not one of drafts of up to {lengths[-1]} tokens; learn it again")
-    return Selection(KeptSet.skipping(values["skipped"], target.sublayer_count), length, *rates)
+    return Selection(KeptSet.skipping(skipped, target.sublayer_count), length, *rates)
 
 
-class KnapSpecDrafter(SelectingDrafter):
+class KnapSpecDrafter(PeriodicDrafter):
     """One request's selections."""
 
     method: KnapSpec
 
     def __init__(self, method: KnapSpec, prefill: Prefill) -> None:
-        super().__init__(method, prefill)
         recent_rounds = method.settings.recent_rounds
-        self._rows: SpreadRows | RecentRounds = (
-            SpreadRows(method.tokens, method.rows) if method.ours else RecentRounds(recent_rounds)
+        rows = (
+            SpreadRows(method.tokens, method.rows, method.selection_rows)
+            if method.ours
+            else RecentRounds(recent_rounds, method.selection_rows)
         )
+        super().__init__(method, prefill, rows, method.interval)
         # The first selection is as soon as there are rows for it.
         self.rounds = method.interval - (0 if method.ours else min(recent_rounds, method.interval))
-        if method.has_choice:
+        if method.free:
             _ = method.latencies.of_target, method.latencies.of_drafts  # measured before the first round, if at all
 
     @property
     def selection(self) -> Selection | None:
         """The last one; ``None`` before the first, and if the model is too small to skip anything."""
         return None if self.choice is None else self.choice.selection
-
-    def select(self) -> None:
-        """Selects again if there are rows, ``interval`` rounds after the last selection."""
-        method = self.method
-        if not (self.rounds >= method.interval and self._rows.ready and self.pays()):
-            return
-        with method.payoff.selection():
-            self.choose(*self._rows.take(self.probe, method.selection_rows, method.draft_precision))
-        self.rounds = 0
-        if method.ours or method.interval >= method.settings.recent_rounds:
-            self._rows.clear()  # otherwise the next selection uses some of them again
 
     def choose(self, references: torch.Tensor, branches: Branches | None = None) -> None:
         """Drafts with the best candidate at the target's states of ``watched``, ``[n + 1, rows, hidden]``.
@@ -278,23 +258,6 @@ class KnapSpecDrafter(SelectingDrafter):
         calibration = Calibration(candidates, rows) if method.ours else None
         self.use(method.choice_of(method.best_of(candidates, context), context, calibration))
 
-    def watches(self) -> bool:
-        """In the rounds whose tokens a selection will use."""
-        method, left = self.method, self.method.interval - self.rounds
-        if not method.ours:
-            return left <= method.settings.recent_rounds
-        collects = left <= method.tokens and self.pays()
-        if not collects:
-            self._rows.clear()
-        return collects
-
-    def draft(self) -> Draft:
-        """By its choice; with ``schedule=paper`` the whole model drafts until there is one."""
-        method = self.method
-        if self.choice is None and not method.ours and method.has_choice:
-            return method.draft(KeptSet.full(method.target.sublayer_count), method.settings.max_draft_length)
-        return super().draft()
-
     def judge(self, feedback: Feedback, seconds: float) -> None:
         """Counts a round of its choice, and takes another of its candidates if that promises more by now."""
         method, context, choice = self.method, self.probe.committed, self.choice
@@ -304,22 +267,10 @@ class KnapSpecDrafter(SelectingDrafter):
             return
         before = choice.record.drafted // NEW
         choice.record.note_round(feedback.drafted, feedback.accepted)
-        calibration = choice.calibration if isinstance(choice, CalibratedChoice) else None
-        if calibration is None:
+        if (calibration := choice.calibration) is None:
             return
         calibration.note_round(kept, feedback.drafted, feedback.accepted)
         if choice.record.drafted // NEW > before:
             selection = method.best_of(calibration.candidates, context)
             if selection.kept != choice.selection.kept:
                 self.use(method.choice_of(selection, context, calibration))
-
-    def keep(self, feedback: Feedback) -> None:
-        """Keeps the states of its tokens."""
-        if feedback.hidden_states:
-            rows = len(feedback.acceptance.rows)
-            states = torch.stack([feedback.hidden_states[index][:rows] for index in self.method.watched])
-            self._rows.add(self.probe.committed - rows, states)
-
-    def observe(self, feedback: Feedback) -> None:
-        """Drops the states kept so far: a selection is over those of successive rounds of its own."""
-        self._rows.clear()

@@ -1,8 +1,8 @@
 """Search for a set of skipped sublayers: random search, and Bayesian optimisation over {0, 1}^free.
 
 A *point* is a bool array ``[free]`` over the sublayers that may be skipped, true for a skipped one: coordinate ``j`` is
-sublayer ``first + j``. By default these are the sublayers of all layers but the first and the last. SWIFT searches
-points with a fixed number of skipped sublayers during generation. Draft & Verify searches all points, offline.
+sublayer ``free[j]``. SWIFT searches points with a fixed number of skipped sublayers during generation. Draft & Verify
+searches all points, offline.
 """
 
 from collections import deque
@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from selfspec.errors import MissingPackageError, StateError
-from selfspec.methods.skipping import FIRST_FREE
 
 Point = npt.NDArray[np.bool_]
 """Bool ``[free]``."""
@@ -33,16 +32,16 @@ _LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0)
 _POOL, _ROUNDS = 256, 4
 
 
-def point_of(skipped: Iterable[int], free: int, first: int = FIRST_FREE) -> Point:
+def point_of(skipped: Iterable[int], free: range) -> Point:
     """The point of skipped sublayer indices."""
-    point = np.zeros(free, dtype=np.bool_)
-    point[[index - first for index in skipped]] = True
+    point = np.zeros(len(free), dtype=np.bool_)
+    point[[index - free.start for index in skipped]] = True
     return point
 
 
-def skipped_by(point: Point, first: int = FIRST_FREE) -> tuple[int, ...]:
+def skipped_by(point: Point, free: range) -> tuple[int, ...]:
     """The sublayer indices that a point skips, ascending."""
-    return tuple(int(index) + first for index in np.flatnonzero(point))
+    return tuple(free[index] for index in np.flatnonzero(point))
 
 
 def generator_of(seed: int, step: int) -> np.random.Generator:

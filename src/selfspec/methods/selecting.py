@@ -9,14 +9,19 @@ the fewest sublayers; with one request that is the request's own set.
 """
 
 import threading
-from collections.abc import Collection, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
-from selfspec.decoding.drafter import Drafter, Feedback, Prefill
+from selfspec.decoding.drafter import Branches, Drafter, Feedback, Prefill
 from selfspec.methods.base import Method
+from selfspec.methods.knapsack import Calibration
 from selfspec.methods.payoff import Payoff, Record, draft_cost
+from selfspec.methods.selection_rows import RecentRounds, SpreadRows
 from selfspec.methods.settings import PrecisionSettings, setting
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
@@ -59,11 +64,16 @@ class SelectingSettings(PrecisionSettings):
 
 @dataclass(frozen=True)
 class Choice:
-    """A selection in use: what was selected, what drafts by it, and what came of its rounds."""
+    """A selection in use: what was selected, what drafts by it, and what came of its rounds.
+
+    ``calibration`` is that of the candidates of a selection by KnapSpec; ``None`` on the paper's schedule and from a
+    state.
+    """
 
     selection: Any
     draft: Draft
     record: Record
+    calibration: Calibration | None = None
 
 
 class SelectingMethod(Method):
@@ -76,6 +86,8 @@ class SelectingMethod(Method):
 
     learns = True
     settings: SelectingSettings
+    first_draft: Draft = NoDraft()
+    """What drafts before the first selection."""
 
     def __init__(self, target: Target, settings: SelectingSettings) -> None:
         super().__init__(target, settings)
@@ -161,7 +173,7 @@ class SelectingDrafter(Drafter):
 
     def draft(self) -> Draft:
         """What its choice drafts."""
-        return NoDraft() if self.choice is None else self.choice.draft
+        return self.method.first_draft if self.choice is None else self.choice.draft
 
     def plan(self) -> Draft:
         """Selects again if it is time to, then drafts with its choice unless that is declined."""
@@ -189,3 +201,52 @@ class SelectingDrafter(Drafter):
         """Counts a round that took this long in the record of what drafted it."""
         if feedback.drafted:
             self.record.note_round(feedback.drafted, feedback.accepted)
+
+
+class PeriodicDrafter(SelectingDrafter):
+    """Selects again after ``interval`` rounds, at ``rows`` of the tokens before."""
+
+    def __init__(
+        self, method: SelectingMethod, prefill: Prefill, rows: RecentRounds | SpreadRows, interval: int
+    ) -> None:
+        super().__init__(method, prefill)
+        self._rows, self._interval = rows, interval
+
+    @abstractmethod
+    def choose(self, references: torch.Tensor, branches: Branches) -> None:
+        """Drafts by a selection at the target's states of ``watched``, ``[n + 1, rows, hidden]``.
+
+        ``branches`` run these rows.
+        """
+
+    def select(self) -> None:
+        """Selects if there are rows, ``interval`` rounds after the last selection."""
+        method = self.method
+        if not (self.rounds >= self._interval and self._rows.ready and self.pays()):
+            return
+        with method.payoff.selection():
+            self.choose(*self._rows.take(self.probe, method.draft_precision))
+        self.rounds = 0
+        if method.ours or self._interval >= self._rows.rounds:
+            self._rows.clear()  # otherwise the next selection uses some of them again
+
+    def watches(self) -> bool:
+        """In the rounds whose tokens a selection will use."""
+        collects = self._interval - self.rounds <= self._rows.rounds and self.pays()
+        if not collects:
+            self._rows.clear()
+        return collects
+
+    def keep(self, feedback: Feedback) -> None:
+        """Keeps the states of its tokens."""
+        if feedback.hidden_states:
+            rows = len(feedback.acceptance.rows)
+            self.add(feedback.hidden_states, slice(rows), self.probe.committed - rows)
+
+    def add(self, hidden_states: Mapping[int, torch.Tensor], rows: slice, first: int) -> None:
+        """Keeps the states of some rows: of successive tokens, the first of them at a position."""
+        self._rows.add(first, torch.stack([hidden_states[index][rows] for index in self.method.watched]))
+
+    def observe(self, feedback: Feedback) -> None:
+        """Drops the states kept so far: a selection is over those of successive rounds of its own."""
+        self._rows.clear()

@@ -26,9 +26,13 @@ def selection_rows(target: Target, tokens: int) -> int:
 
 
 class RecentRounds:
-    """All tokens of the last rounds, as windows in which each branch sees its own keys (the paper)."""
+    """All tokens of the last ``rounds`` rounds, as windows in which each branch sees its own keys (the paper).
 
-    def __init__(self, rounds: int) -> None:
+    A forward has at most ``most_rows`` rows.
+    """
+
+    def __init__(self, rounds: int, most_rows: int) -> None:
+        self.rounds, self._most_rows = rounds, most_rows
         self._recent: deque[torch.Tensor] = deque(maxlen=rounds)
 
     @property
@@ -40,10 +44,10 @@ class RecentRounds:
         """Adds the states ``[n + 1, rows, hidden]`` of a round's tokens, the first of them at a position."""
         self._recent.append(states)
 
-    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+    def take(self, probe: Probe, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
         """The target's states ``[n + 1, rows, hidden]``, and what runs branches of these rows."""
         references = torch.cat(list(self._recent), dim=1)
-        return references, probe.branches(references.shape[1], most_rows, precision)
+        return references, probe.branches(references.shape[1], self._most_rows, precision)
 
     def clear(self) -> None:
         """Drops all states."""
@@ -57,8 +61,8 @@ class SpreadRows:
     ``RecentRounds``.
     """
 
-    def __init__(self, tokens: int, rows: int) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: int, rows: int, most_rows: int | None = None) -> None:
+        self.rounds, self._most_rows = tokens, most_rows  # a round has a token at least
         self._stride = tokens // rows
         self._rows: deque[tuple[int, torch.Tensor]] = deque(maxlen=rows)
         self._seen = 0
@@ -66,7 +70,7 @@ class SpreadRows:
     @property
     def ready(self) -> bool:
         """Whether there are enough tokens."""
-        return self._seen >= self._tokens
+        return self._seen >= self.rounds
 
     def add(self, first: int, states: torch.Tensor) -> None:
         """Keeps the states of every n-th token."""
@@ -75,10 +79,10 @@ class SpreadRows:
                 self._rows.append((first + row, states[:, row].clone()))
             self._seen += 1
 
-    def take(self, probe: Probe, most_rows: int, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+    def take(self, probe: Probe, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
         """The states that were kept, and what runs branches of their rows."""
         references = torch.stack([states for _, states in self._rows], dim=1)
-        return references, probe.points([place for place, _ in self._rows], most_rows, precision)
+        return references, probe.points([place for place, _ in self._rows], self._most_rows, precision)
 
     def clear(self) -> None:
         """Drops all states."""

@@ -13,9 +13,6 @@ from selfspec.runtimes.target import Target
 RATIO_HELP = "none goes by the model's size: 0.2 up to 0.2 billion parameters, 0.45 from 7 billion"
 """Help of settings that default to ``default_skip_ratio``."""
 
-FIRST_FREE = 2
-"""The first sublayer that may be skipped where the first layer always runs, and so does the last."""
-
 ENDS_HELP = "the first and the last layer are never skipped (authors' code); false may skip them too (the paper)"
 """Help of the setting ``fixed_ends``."""
 
@@ -40,14 +37,9 @@ def default_skip_ratio(target: Target, candidates: int) -> float:
     return max(ratio, min(1.0, 1 / candidates)) if candidates > 0 else ratio
 
 
-def first_free(fixed_ends: bool) -> int:
-    """The first sublayer that may be skipped."""
-    return FIRST_FREE if fixed_ends else 0
-
-
-def free_sublayers(layer_count: int, fixed_ends: bool = True) -> int:
-    """The number of sublayers that may be skipped: of all layers but the first and the last, or of all layers."""
-    return 2 * max(0, layer_count - 2) if fixed_ends else 2 * layer_count
+def free_sublayers(layer_count: int, fixed_ends: bool = True) -> range:
+    """The sublayers that may be skipped: those of all layers but the first and the last, or of all layers."""
+    return range(2, 2 * layer_count - 2) if fixed_ends else range(2 * layer_count)
 
 
 def evenly_skipped(layer_count: int, skip_ratio: float, fixed_ends: bool = True) -> tuple[int, ...]:
@@ -56,9 +48,9 @@ def evenly_skipped(layer_count: int, skip_ratio: float, fixed_ends: bool = True)
     As in SWIFT, ``int(2 (L - 2) r)`` sublayers are skipped; half of them attention, half MLP, each kind evenly spread.
     Without ``fixed_ends`` they are ``int(2 L r)``.
     """
-    free, first = free_sublayers(layer_count, fixed_ends), first_free(fixed_ends) // 2
-    skipped = int(free * skip_ratio)
-    attention, mlp = (_spread(count, free // 2, first) for count in ((skipped + 1) // 2, skipped // 2))
+    free = free_sublayers(layer_count, fixed_ends)
+    skipped = int(len(free) * skip_ratio)
+    attention, mlp = (_spread(count, len(free) // 2, free.start // 2) for count in ((skipped + 1) // 2, skipped // 2))
     return tuple(sorted([2 * layer for layer in attention] + [2 * layer + 1 for layer in mlp]))
 
 
@@ -76,7 +68,7 @@ def sublayer_ratio(target: Target, skip_ratio: float | None, fixed_ends: bool = 
     """A setting ``skip_ratio`` of the free sublayers; the default of this model for ``None``."""
     if skip_ratio is not None:
         return skip_ratio
-    return default_skip_ratio(target, free_sublayers(target.layer_count, fixed_ends))
+    return default_skip_ratio(target, len(free_sublayers(target.layer_count, fixed_ends)))
 
 
 def starting_set(layer_count: int, skip_ratio: float, fixed_ends: bool = True) -> tuple[int, ...]:
@@ -85,15 +77,17 @@ def starting_set(layer_count: int, skip_ratio: float, fixed_ends: bool = True) -
     if not skipped:
         where = "between the first and the last layer" if fixed_ends else "of the model"
         raise InvalidSettingError(
-            f"skip_ratio {skip_ratio} skips none of the {free} sublayers {where}; "
+            f"skip_ratio {skip_ratio} skips none of the {len(free)} sublayers {where}; "
             + ("raise it" if free else "this model has too few layers for it, choose layerskip")
         )
     return skipped
 
 
-def check_skipped(skipped: object, free: int, first: int = FIRST_FREE) -> None:
-    """Raises a ``StateError`` unless these are ascending indices of the ``free`` sublayers from ``first``, not none."""
-    indices = skipped if isinstance(skipped, list) else []
-    whole = all(type(index) is int and first <= index < first + free for index in indices)
-    if not indices or not whole or indices != sorted(set(indices)):
-        raise StateError(f"the state skips {skipped}, which does not fit this model's {free} sublayers; learn it again")
+def check_skipped(skipped: object, free: range, least: int, most: int) -> tuple[int, ...]:
+    """What a state skips: ``least`` to ``most`` of the free indices, ascending; raises a ``StateError`` for others."""
+    indices = skipped if isinstance(skipped, list) else [None]
+    whole = all(type(index) is int and index in free for index in indices)
+    if not whole or not least <= len(indices) <= most or indices != sorted(set(indices)):
+        count = most if least == most else f"{least} to {most}"
+        raise StateError(f"the state skips {skipped}, not {count} of the {len(free)} that it may; learn it again")
+    return tuple(indices)

@@ -25,7 +25,6 @@ from selfspec.methods.skipping import (
     RATIO_HELP,
     alternately_skipped,
     check_skipped,
-    first_free,
     free_sublayers,
     starting_set,
 )
@@ -126,13 +125,13 @@ class SwiftSearch:
         self._settings = settings
         self._start_ratio: float = settings.skip_ratio
         self._layers = layer_count
-        self._first, self._free = first_free(settings.fixed_ends), free_sublayers(layer_count, settings.fixed_ends)
+        self._free = free_sublayers(layer_count, settings.fixed_ends)
         skipped = starting_set(layer_count, self._start_ratio, settings.fixed_ends)
         if settings.start == "alternate":
             skipped = alternately_skipped(layer_count)
         self.start = KeptSet.skipping(skipped, 2 * layer_count)
         self._lock = threading.Lock()
-        self._observations = Observations(self._free)
+        self._observations = Observations(len(self._free))
         progress = _Progress(self._start_ratio, list(skipped))
         self._require_packages(progress)
         self._become(progress)
@@ -140,11 +139,11 @@ class SwiftSearch:
     @property
     def _count(self) -> int:
         """Sublayers that a candidate skips."""
-        return max(1, int(self._free * self._progress.skip_ratio))
+        return max(1, int(len(self._free) * self._progress.skip_ratio))
 
     def skipped_by(self, point: Point) -> tuple[int, ...]:
         """The sublayer indices that a candidate skips, ascending."""
-        return skipped_by(point, self._first)
+        return skipped_by(point, self._free)
 
     @property
     def matchness(self) -> float | None:
@@ -190,13 +189,13 @@ class SwiftSearch:
             step, count = progress.steps, self._count
             # A set of a lowered ratio is always scored; the very first one only if it is to be.
             if progress.matchness is None and (self._settings.score_start or len(self._observations)):
-                return point_of(progress.skipped, self._free, self._first)
+                return point_of(progress.skipped, self._free)
             bayesian = step % self._settings.bayesian_interval == 0 and len(self._observations) > 0
             known = self._observations.table() if bayesian else None
         # Outside the lock, so that other requests do not wait for the Gaussian process.
         generator = generator_of(self._settings.seed, step)
         if known is None:
-            return random_point(self._free, count, generator)
+            return random_point(len(self._free), count, generator)
         return suggest_point(*known, count, generator)
 
     def observe(self, point: Point, matchness: float) -> None:
@@ -238,7 +237,7 @@ class SwiftSearch:
             progress = self._progress
             progress.begun, progress.matchness, progress.without_gain = progress.steps, None, 0
             progress.rounds = progress.drafted = progress.accepted = 0
-            self._observations = Observations(self._free)
+            self._observations = Observations(len(self._free))
 
     def note_round(self, drafted: int, accepted: int) -> None:
         """Counts a round's draft tokens and how many of them were accepted."""
@@ -269,8 +268,8 @@ class SwiftSearch:
                 raise StateError(
                     f"the state was learned with another {name.replace('start', 'skip')} than {here}; learn it again"
                 )
-        progress = _check_progress(values, self._free, self._first)
-        observations = Observations.from_tensors(state.tensors, self._free)
+        progress = _check_progress(values, self._free)
+        observations = Observations.from_tensors(state.tensors, len(self._free))
         self._require_packages(progress)
         with self._lock:
             self._observations = observations
@@ -306,7 +305,7 @@ class SwiftSearch:
             progress.matchness, progress.without_gain = None, 0
 
 
-def _check_progress(values: Mapping[str, Any], free: int, first: int) -> _Progress:
+def _check_progress(values: Mapping[str, Any], free: range) -> _Progress:
     """Progress from a state's values, all of them checked."""
     if values.keys() != {field.name for field in fields(_Progress)}:
         raise StateError("the state is not of this version of SWIFT's search; learn it again")
@@ -316,5 +315,5 @@ def _check_progress(values: Mapping[str, Any], free: int, first: int) -> _Progre
     shares = [values["skip_ratio"], 0.0 if values["matchness"] is None else values["matchness"]]
     if not all(type(share) is float and 0 <= share <= 1 for share in shares):
         raise StateError("the state's skip ratio or matchness is no share; learn it again")
-    check_skipped(values["skipped"], free, first)
-    return _Progress(**{**values, "skipped": list(values["skipped"])})
+    skipped = check_skipped(values["skipped"], free, 1, len(free))
+    return _Progress(**{**values, "skipped": list(skipped)})
