@@ -27,8 +27,7 @@ from selfspec import Engine
 from selfspec.loading import load_model
 from selfspec.methods import make_method
 from selfspec.methods.api import LearnedState
-from selfspec.methods.dynamic_exit import Del, shadow_tokens
-from selfspec.methods.exit_choice import Statistics
+from selfspec.methods.dynamic_exit import Del, Statistics, shadow_tokens
 from selfspec.methods.knapspec import KnapSpec
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 from selfspec_lab.experiments.knapspec_scene import WINDOW, read, select

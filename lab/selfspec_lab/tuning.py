@@ -38,7 +38,7 @@ def tune(
     Yields:
         Each trial when it is finished. The iterator may be abandoned at any time.
     """
-    from selfspec.methods.draft_verify import SelfSpec
+    from selfspec.methods.fixed import SelfSpec
     from selfspec.methods.layer_search import (
         DRAFT_VERIFY_KAPPA,
         Observations,
@@ -64,7 +64,7 @@ def tune(
 
 
 def _measure(engine: Any, skipped: tuple[int, ...], prompts: "Sequence[Prompt]", max_new_tokens: int) -> Trial:
-    from selfspec.methods.draft_verify import Profile
+    from selfspec.methods.fixed import Profile
 
     engine.method.adopt(Profile(skipped))
     results = [engine.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True) for prompt in prompts]
@@ -79,7 +79,7 @@ def _measure(engine: Any, skipped: tuple[int, ...], prompts: "Sequence[Prompt]",
 
 def write_profile(engine: Any, best: Trial, iterations: int, path: Path) -> None:
     """Writes a trial as a profile, a state file for ``Engine.load_state``, which the engine uses from then on."""
-    from selfspec.methods.draft_verify import Profile
+    from selfspec.methods.fixed import Profile
 
     versions = _versions() | {"device": str(engine.target.device)}
     found = {"tokens_per_second": best.tokens_per_second, "iterations": iterations, "versions": versions}

@@ -13,7 +13,7 @@ from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from selfspec import Engine
 from selfspec.errors import InvalidPromptError, MissingPackageError
 from selfspec.methods import layer_search
-from selfspec.methods.draft_verify import SelfSpec
+from selfspec.methods.fixed import SelfSpec
 from selfspec.methods.skipping import evenly_skipped
 from selfspec.model.kept import KeptSet
 from selfspec_lab import tuning

@@ -26,8 +26,7 @@ from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, NoGainWarning, StateError
 from selfspec.methods import dynamic_exit, make_method
-from selfspec.methods.dynamic_exit import Del, DelSettings, shadow_tokens
-from selfspec.methods.exit_choice import Exit, Statistics, choose_exit, count_matches
+from selfspec.methods.dynamic_exit import Del, DelSettings, Exit, Statistics, choose_exit, count_matches, shadow_tokens
 from selfspec.runtimes.shadow_head import ShadowHead
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation

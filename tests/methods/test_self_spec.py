@@ -9,7 +9,7 @@ from helpers.models import LAYERS, SUBLAYERS, build, plain_text, prompt
 from selfspec.engine import Engine
 from selfspec.errors import InvalidSettingError, StateError
 from selfspec.methods import make_method
-from selfspec.methods.draft_verify import Profile, SelfSpec
+from selfspec.methods.fixed import Profile, SelfSpec
 from selfspec.methods.skipping import evenly_skipped
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet

@@ -8,7 +8,7 @@ from selfspec import Engine, Prompt
 from selfspec.decoding.draft import LayerDraft
 from selfspec.errors import InvalidParameterError
 from selfspec.methods import find_method
-from selfspec.methods.draft_verify import Profile, SelfSpec
+from selfspec.methods.fixed import Profile, SelfSpec
 from selfspec.methods.payoff import expected_speedup
 from selfspec.methods.selecting import SelectingMethod
 from selfspec.model.kept import KeptSet

@@ -9,7 +9,7 @@ import torch
 from helpers.models import SUBLAYERS, build, prompt
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
-from selfspec.methods.draft_verify import Profile
+from selfspec.methods.fixed import Profile
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target
 from selfspec_lab.export.pruned import prune

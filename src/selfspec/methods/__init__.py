@@ -3,11 +3,9 @@
 from selfspec.methods import (  # noqa: F401 - they register their methods
     auto,
     clasp,
-    draft_verify,
     dynamic_exit,
     fixed,
     knapspec,
-    layerskip,
     mtp,
     ngram,
     papers,

@@ -10,9 +10,9 @@ from torch.nn import functional
 from selfspec.decoding.draft import ConfidenceThreshold, LayerDraft
 from selfspec.decoding.drafter import Branches, Drafter, Needs, Prefill
 from selfspec.errors import InvalidSettingError
+from selfspec.methods.knapsack import SpreadRows
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, PeriodicDrafter, SelectingMethod, SelectingSettings
-from selfspec.methods.selection_rows import SpreadRows
 from selfspec.methods.settings import fraction, setting
 from selfspec.methods.skipping import RATIO_HELP, check_skipped, default_skip_ratio
 from selfspec.methods.state import LearnedState

@@ -15,15 +15,17 @@ from selfspec.methods.knapsack import (
     PAPER_SKIP_RATIO,
     Calibration,
     Candidates,
+    RecentRounds,
     Selection,
+    SpreadRows,
     best_candidate,
     find_candidates,
     integer_weights,
+    selection_rows,
 )
 from selfspec.methods.payoff import NEW, Record
 from selfspec.methods.registry import register
 from selfspec.methods.selecting import Choice, PeriodicDrafter, SelectingMethod, SelectingSettings
-from selfspec.methods.selection_rows import RecentRounds, SpreadRows, selection_rows
 from selfspec.methods.settings import fraction, setting
 from selfspec.methods.skipping import ENDS_HELP, check_skipped, free_sublayers, most_skipped
 from selfspec.methods.state import LearnedState

@@ -19,9 +19,8 @@ import torch
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Branches, Drafter, Feedback, Prefill
 from selfspec.methods.base import Method
-from selfspec.methods.knapsack import Calibration
+from selfspec.methods.knapsack import Calibration, RecentRounds, SpreadRows
 from selfspec.methods.payoff import Payoff, Record, draft_cost
-from selfspec.methods.selection_rows import RecentRounds, SpreadRows
 from selfspec.methods.settings import PrecisionSettings, setting
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target

@@ -13,8 +13,7 @@ from helpers.truncated import predictions, predictions_of
 from selfspec.decoding.draft import LayerDraft
 from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError, InvalidSettingError
-from selfspec.methods.dynamic_exit import Del
-from selfspec.methods.exit_choice import Statistics
+from selfspec.methods.dynamic_exit import Del, Statistics
 from selfspec.model.kept import KeptSet
 from selfspec.types import Generation
 
