@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from selfspec.errors import InvalidParameterError
-from selfspec.planning.plans import MOST_DRAFTED
-from selfspec.planning.stopping import DraftPolicy, Outlook
+from selfspec.planning.plans import MOST_DRAFTED, DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import MOST_ROWS
 from selfspec_lab.roofline.devices import Device
 from selfspec_lab.roofline.shapes import ModelShape

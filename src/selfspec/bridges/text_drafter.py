@@ -9,7 +9,7 @@ import numpy.typing as npt
 from selfspec.decoding.suffixes import SuffixAutomaton, common
 from selfspec.planning.acceptance import AcceptanceRate, Copies
 from selfspec.planning.allowance import Allowance, Pace, Trust, faded
-from selfspec.planning.rows import Known
+from selfspec.planning.plans import Known
 
 TokenIds: TypeAlias = npt.NDArray[np.integer[Any]]
 """Token ids ``[length]`` of any integer dtype."""

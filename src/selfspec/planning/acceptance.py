@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from selfspec.decoding.suffixes import KnownText, Match, SuffixAutomaton
 from selfspec.errors import StateError
-from selfspec.planning.plans import MOST_DRAFTED, MOST_GUESSES, PADDING, best_guesses
-from selfspec.planning.stopping import Outlook
+from selfspec.planning.plans import MOST_DRAFTED, MOST_GUESSES, PADDING, Outlook, best_guesses
 from selfspec.runtimes.costs.rows import CostTable
 
 

@@ -1,5 +1,10 @@
-"""The time of a request: what drafting may still lose, what a second is worth, what rounds take beside forwards."""
+"""The time of a request: what drafting may still lose, what a second is worth, what rounds take beside forwards.
 
+A request alone has an ``Allowance``, its ``Pace``, ``Trust``, ``RoundOverhead``, ``PlanningTime`` and ``Backoff``, and
+all requests their ``AnswerLengths``. Batches have a ``SharedAllowance`` and ``HostTime``, and rounds a ``SharedRound``.
+"""
+
+import threading
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -38,6 +43,15 @@ _KEPT = 0.98
 
 CREDITED = 48
 """Steps of plain decoding that the credit is for; of later ones a request may lose a share."""
+
+_SHORTEST, _LONGEST = 16, 64
+"""Tokens for which nothing is planned, the first time and at most; where that was in vain, next time twice as many."""
+
+_FIRST_LENGTH = 256.0
+"""Tokens that the first answer is expected to have."""
+
+_ANSWERS_FADING = 0.9
+"""Share that is kept of what was counted, with each answer."""
 
 
 class Allowance:
@@ -189,6 +203,70 @@ class PlanningTime:
     def note(self, seconds: float) -> None:
         """Counts a round."""
         self.mean += _WEIGHT * (min(seconds, 2 * self.mean) - self.mean) if self.mean else seconds
+
+
+class Backoff:
+    """Rounds of plain decoding in which a request that is held back plans nothing.
+
+    To plan a round and to learn from it takes a share of a step. Where that is more than the share of plain decoding's
+    time that may be lost, a request that plans goes on losing, and could never draft again. So it backs off for some
+    tokens, for more while that is in vain; they are looked through afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._left, self._next = 0, _SHORTEST
+        self._rounds, self._tokens = PlanningTime(), PlanningTime()
+
+    @property
+    def on(self) -> bool:
+        """Whether nothing is planned now."""
+        return self._left > 0
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds that the host takes in a round of plain decoding in which nothing is planned."""
+        return self._rounds.mean
+
+    def begin(self) -> None:
+        """Begins one, as the request is held back."""
+        self._left, self._next = self._next, min(2 * self._next, _LONGEST)
+
+    def end(self) -> None:
+        """Ends it, if there is one: the request may draft, so that the next one is short again."""
+        self._left, self._next = 0, _SHORTEST
+
+    def pass_by(self, tokens: int) -> None:
+        """Counts tokens that were written."""
+        self._left -= tokens
+
+    def note_rounds(self, rounds: int, seconds: float) -> None:
+        """Counts rounds in which nothing was planned, and the host's seconds in them."""
+        self._rounds.note(seconds / rounds)
+
+    def reading(self, tokens: int, seconds: float) -> float:
+        """Counts tokens that were looked through afterwards; returns what that takes in the mean."""
+        self._tokens.note(seconds / tokens)
+        return tokens * self._tokens.mean
+
+
+class AnswerLengths:
+    """The mean length of the latest answers of all requests. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._answers, self._tokens = 1.0, _FIRST_LENGTH
+        self._lock = threading.Lock()
+
+    def begin(self) -> int:
+        """Counts a further answer; returns how many tokens those before it have had in the mean."""
+        with self._lock:
+            mean = self._tokens / self._answers
+            self._answers, self._tokens = _ANSWERS_FADING * self._answers + 1, _ANSWERS_FADING * self._tokens
+        return round(mean)
+
+    def note(self, tokens: int) -> None:
+        """Counts tokens that were written."""
+        with self._lock:
+            self._tokens += tokens
 
 
 class SharedAllowance:

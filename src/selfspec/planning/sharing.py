@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
-from selfspec.planning.plans import MOST_DRAFTED
-from selfspec.planning.rows import share_rows
+from selfspec.planning.plans import MOST_DRAFTED, share_rows
 from selfspec.runtimes.costs.live import LiveCosts
 
 _SPREAD = 0.1

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.planning.allowance import CREDIT, CREDITED, Allowance, Trust, stake
-from selfspec.planning.plans import most_that_fits, plain
-from selfspec.planning.rows import Known, fill_rows
-from selfspec.planning.stopping import DraftPolicy, Outlook
+from selfspec.planning.plans import DraftPolicy, Known, Outlook, fill_rows, most_that_fits, plain
 from selfspec.runtimes.costs.rows import RowCosts
 
 STEP = 0.01

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from helpers.auto import after_plain_rounds
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.backoff import Backoff
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.late_copies import LateCopies
@@ -31,7 +30,7 @@ from selfspec.planning.acceptance import (
     CopiesToConfirm,
     Feature,
 )
-from selfspec.planning.allowance import CREDIT, CREDITED
+from selfspec.planning.allowance import CREDIT, CREDITED, Backoff
 from selfspec.planning.plans import PADDING
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts

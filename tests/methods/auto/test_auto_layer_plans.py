@@ -7,8 +7,7 @@ import pytest
 
 from selfspec.methods.auto.layer_plans import DraftPolicies
 from selfspec.planning.acceptance import CONFIDENCE, AcceptanceRate
-from selfspec.planning.plans import MOST_DRAFTED
-from selfspec.planning.stopping import DraftPolicy
+from selfspec.planning.plans import MOST_DRAFTED, DraftPolicy
 from selfspec.runtimes.costs.rows import RowCosts
 
 VERIFY = RowCosts((1, 2, 4, 8, 16, 32), (1.0, 1.05, 1.2, 1.5, 2.1, 3.3)).table()

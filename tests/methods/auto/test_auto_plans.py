@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.planning.acceptance import PROBABILITY, AcceptanceRate
-from selfspec.planning.plans import MOST_DRAFTED, best_guesses, most_that_fits, plain
-from selfspec.planning.rows import MOST_PROBES, Known, fill_rows, gain_of_guess, share_rows
+from selfspec.planning.plans import (
+    MOST_DRAFTED,
+    MOST_PROBES,
+    Known,
+    best_guesses,
+    fill_rows,
+    gain_of_guess,
+    most_that_fits,
+    plain,
+    share_rows,
+)
 from selfspec.runtimes.costs.rows import CostTable, RowCosts
 
 rates = st.floats(0.0, 1.0)

@@ -28,15 +28,17 @@ from selfspec.planning.allowance import HostTime, SharedRound
 from selfspec.planning.plans import (
     LEAST_GAIN_TOGETHER,
     MOST_DRAFTED,
+    DraftPolicy,
+    Known,
+    Outlook,
     best_guesses,
+    fill_rows,
     least_acceptance,
     least_acceptance_of_layers,
     plain,
     with_caution,
 )
-from selfspec.planning.rows import Known, fill_rows
 from selfspec.planning.sharing import SharedStep
-from selfspec.planning.stopping import DraftPolicy, Outlook
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.native import NativeForward

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.planning.plans import plain
-from selfspec.planning.rows import Known, fill_rows
-from selfspec.planning.stopping import DraftPolicy, Outlook
+from selfspec.planning.plans import DraftPolicy, Known, Outlook, fill_rows, plain
 from selfspec.runtimes.costs.rows import CostTable, filled_up
 
 LIMIT = 8

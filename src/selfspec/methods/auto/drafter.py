@@ -10,8 +10,6 @@ import torch
 
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
-from selfspec.methods.auto.answers import AnswerLengths
-from selfspec.methods.auto.backoff import Backoff
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_drafts import LayerDrafts
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
@@ -21,6 +19,8 @@ from selfspec.planning.allowance import (
     CREDIT,
     UNKNOWN,
     Allowance,
+    AnswerLengths,
+    Backoff,
     Pace,
     PlanningTime,
     RoundOverhead,
@@ -28,8 +28,7 @@ from selfspec.planning.allowance import (
     faded,
     stake,
 )
-from selfspec.planning.plans import Plan, plain
-from selfspec.planning.rows import FilledRows, Known, fill_rows
+from selfspec.planning.plans import FilledRows, Known, Plan, fill_rows, plain
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.mtp import MtpText

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.planning.acceptance import AGREED, AcceptanceRate, Copies, Guess
-from selfspec.planning.plans import MOST_DRAFTED
-from selfspec.planning.rows import Known, gain_of_guess
+from selfspec.planning.plans import MOST_DRAFTED, Known, gain_of_guess
 
 COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
 
@@ -81,7 +80,7 @@ class KnownTokens:
         return LIKELIEST if self._guess.token is not None else min(self.copies.likelihood, LIKELIEST)
 
     def gain_of_guess(self, row: float, rate: float) -> float:
-        """What a guess of the next round's first draft token is worth, in tokens (``planning.rows``).
+        """What a guess of the next round's first draft token is worth, in tokens (``planning.plans``).
 
         Those that are right where a copy says the same are worth nothing: the token is verified without them.
         """

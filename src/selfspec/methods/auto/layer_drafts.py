@@ -11,8 +11,7 @@ from selfspec.methods.auto.trials import Assignment
 from selfspec.methods.mtp import MtpDrafter, MtpSettings
 from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToAppend, CopiesToConfirm
 from selfspec.planning.allowance import stake
-from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, Plan, most_that_fits
-from selfspec.planning.stopping import DraftPolicy
+from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, DraftPolicy, Plan, most_that_fits
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.mtp import MtpHead, MtpText
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from selfspec.planning.stopping import DraftPolicy, Outlook
+from selfspec.planning.plans import DraftPolicy, Outlook
 from selfspec.runtimes.costs.rows import CostTable
 
 _NEAR, _NEAR_STEP = 0.25, 0.05

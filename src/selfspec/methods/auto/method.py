@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.answers import AnswerLengths
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.late_copies import LateCopies
@@ -30,7 +29,7 @@ from selfspec.methods.mtp import MtpSettings, needs_of
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
-from selfspec.planning.allowance import HostTime
+from selfspec.planning.allowance import AnswerLengths, HostTime
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs
 from selfspec.runtimes.costs.rows import MOST_PROBES, RowCosts

@@ -9,9 +9,7 @@ from selfspec.decoding.drafter import Feedback
 from selfspec.methods.auto.known import COPIES, EARLIER, GUESS
 from selfspec.planning.acceptance import CopiesToConfirm
 from selfspec.planning.allowance import SharedRound
-from selfspec.planning.plans import PADDING, Plan, plain
-from selfspec.planning.rows import FilledRows
-from selfspec.planning.stopping import DraftPolicy
+from selfspec.planning.plans import PADDING, DraftPolicy, FilledRows, Plan, plain
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.sampling.acceptance import TokenTree
 from selfspec.types import Forecast

@@ -11,8 +11,7 @@ import torch
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.methods.skipping import evenly_skipped, sublayer_ratio
 from selfspec.model.kept import KeptSet
-from selfspec.planning.plans import MOST_DRAFTED
-from selfspec.planning.stopping import DraftPolicy, Outlook
+from selfspec.planning.plans import MOST_DRAFTED, DraftPolicy, Outlook
 from selfspec.runtimes.costs.measuring import measure_row_costs, measure_together
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision
