@@ -34,9 +34,9 @@ from selfspec.decoding.suffixes import common
 from selfspec.files import replace_file
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import Experience
+from selfspec.methods.auto.layer_drafts import LayerChoice
 from selfspec.methods.auto.method import Auto
-from selfspec.methods.auto.sources import LayerChoice
-from selfspec.methods.auto.trials import Assignment
+from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.runtimes.costs.live import LiveCosts

@@ -24,7 +24,7 @@ import torch
 from scipy.stats import spearmanr
 
 from selfspec.loading import load_model
-from selfspec.methods.auto.trials import OwnText, write_text
+from selfspec.methods.auto.preparation import OwnText, write_text
 from selfspec.runtimes.costs.parts import measure_latencies
 from selfspec.runtimes.formats import LOW_BITS
 from selfspec.runtimes.precision import FULL_BITS, Precision

@@ -7,8 +7,7 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine
 from selfspec.cli.stats import draft_lines, draft_table, plain_reasons
-from selfspec.methods.auto.preparation import Preparation
-from selfspec.methods.auto.trials import Assignment, Trial
+from selfspec.methods.auto.preparation import Assignment, Preparation, Trial
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision

@@ -9,7 +9,7 @@ from helpers.models import build, prompt
 from selfspec import Engine
 from selfspec.decoding import step
 from selfspec.errors import DeviceMemoryWarning, NoCopiesWarning, OutOfMemoryError
-from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.layer_drafts import LateCopies
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from selfspec.methods.auto.preparation import AutoSettings, Preparation
-from selfspec.methods.auto.trials import Assignment, Trial
+from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, Trial
 from selfspec.model.kept import KeptSet
 from selfspec.planning.allowance import HostTime
 from selfspec.runtimes.costs.live import LiveCosts

@@ -26,9 +26,9 @@ from selfspec.errors import (
     UnsupportedModelError,
 )
 from selfspec.loading import load_model
-from selfspec.methods.auto import preparation, trials
+from selfspec.methods.auto import preparation
 from selfspec.methods.auto.preparation import AutoSettings
-from selfspec.methods.auto.trials import candidates as drafts
+from selfspec.methods.auto.preparation import candidates as drafts
 from selfspec.model.decoder import Decoder
 from selfspec.model.observed import take_apart
 from selfspec.runtimes import comparison, device_trial, trial_store
@@ -390,8 +390,10 @@ def test_auto_measures_drafts_of_what_passed_only(monkeypatch: pytest.MonkeyPatc
     refused = {4: Tried("4 bits", reason="wrong")}
     target.trial = dataclasses.replace(target.trial, weights={**target.trial.weights, **refused})
     tried: list[Any] = []
-    attempt = trials._try
-    monkeypatch.setattr(trials, "_try", lambda *arguments: tried.append(arguments[1].precision) or attempt(*arguments))
+    attempt = preparation._try
+    monkeypatch.setattr(
+        preparation, "_try", lambda *arguments: tried.append(arguments[1].precision) or attempt(*arguments)
+    )
     found = preparation._find_out(target, AutoSettings(trial_seconds=5.0), lambda _: None)
     assert found.verify(1) > 0
     assert set(tried) == {Precision.of(8), None}

@@ -12,8 +12,7 @@ from helpers import auto
 from helpers.kernels import needs_kernels
 from selfspec import Engine
 from selfspec.methods.auto.method import Auto
-from selfspec.methods.auto.preparation import AutoSettings, Preparation
-from selfspec.methods.auto.trials import Assignment, Trial
+from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, Trial
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision

@@ -17,11 +17,19 @@ from selfspec.cli import terminal
 from selfspec.decoding import step
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
-from selfspec.methods.auto import preparation, trials
+from selfspec.methods.auto import preparation
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.method import Auto
-from selfspec.methods.auto.preparation import AutoSettings, Preparation
-from selfspec.methods.auto.trials import Assignment, Trial, best_trial, candidates, try_assignments, write_text
+from selfspec.methods.auto.preparation import (
+    Assignment,
+    AutoSettings,
+    Preparation,
+    Trial,
+    best_trial,
+    candidates,
+    try_assignments,
+    write_text,
+)
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
@@ -94,7 +102,7 @@ def test_every_layer_draft_teaches_what_its_forwards_cost(monkeypatch: pytest.Mo
 
 
 def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.methods.auto.late_copies._WEIGHTS_A_SECOND", 1e-6)
+    monkeypatch.setattr("selfspec.methods.auto.layer_drafts._WEIGHTS_A_SECOND", 1e-6)
     give(monkeypatch, FREE_ROWS, agreement=0.9, draft=RowCosts((1, 64), (0.2, 0.4)))
     engine = Engine(MODEL, method="auto")
     assert "8 bits" not in drafts_of(engine, prompt(20))
@@ -105,7 +113,7 @@ def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monke
 @pytest.mark.parametrize(("row", "made"), [(0.0, True), (0.5, False)], ids=["pay later", "never pay"])
 def test_weights_are_made_for_what_long_drafts_promise(monkeypatch: pytest.MonkeyPatch, row: float, made: bool) -> None:
     """The first draft of a request can be one token, which loses here; longer ones pay, or do not."""
-    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", 0.0)
+    monkeypatch.setattr("selfspec.methods.auto.layer_drafts._NO_TIME", 0.0)
     verify = RowCosts((1, 2, 64), (1.0, 1.5, 1.5 + 62 * row))
     give(monkeypatch, verify, draft=RowCosts((1, 64), (0.45, 0.5)))
     engine = Engine(MODEL, method="auto")
@@ -119,7 +127,7 @@ def test_weights_are_made_for_what_long_drafts_promise(monkeypatch: pytest.Monke
 def test_weights_that_are_quickly_made_are_made_at_load_if_they_promise_to_pay(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", seconds)
+    monkeypatch.setattr("selfspec.methods.auto.layer_drafts._NO_TIME", seconds)
     for draft, promises in ((RowCosts((1, 64), (0.45, 0.5)), True), (RowCosts((1, 64), (1.2, 1.3)), False)):
         give(monkeypatch, FREE_ROWS, draft=draft)
         copies = Engine(MODEL, method="auto").method._ready.layers["greedy"].copies
@@ -128,7 +136,7 @@ def test_weights_that_are_quickly_made_are_made_at_load_if_they_promise_to_pay(
 
 def test_weights_are_made_for_as_many_tokens_as_answers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers were short: what one of them may save does not pay for weights, however long the next one may be."""
-    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", 0.0)
+    monkeypatch.setattr("selfspec.methods.auto.layer_drafts._NO_TIME", 0.0)
     give(monkeypatch, FREE_ROWS, draft=RowCosts((1, 64), (0.2, 0.3)))
     engine, asked = Engine(MODEL, method="auto"), list[int]()
     copies = engine.method._ready.layers["greedy"].copies
@@ -239,10 +247,10 @@ def test_close_trials_are_timed_again_in_turns(monkeypatch: pytest.MonkeyPatch) 
         measured.append([precision.attention for _, precision in which])
         return [RowCosts((1,), (0.25 + 0.05 * place,)) for place in range(len(which))]
 
-    monkeypatch.setattr(trials, "measure_together", together)
-    monkeypatch.setattr(trials, "measure_row_costs", lambda *_, **__: CHEAP)
+    monkeypatch.setattr(preparation, "measure_together", together)
+    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: CHEAP)
     tried, text = [Assignment(FULL, Precision.of(bits)) for bits in (8, 6)], write_text(target, 64)
-    monkeypatch.setattr(trials, "_agreement", lambda *_: ((0.9, True),) * 9 + ((0.9, False),))
+    monkeypatch.setattr(preparation, "_agreement", lambda *_: ((0.9, True),) * 9 + ((0.9, False),))
     first, second = try_assignments(target, tried, text, FREE_ROWS, most_seconds=60.0)
     assert measured == [[8, 6]]
     assert (first.costs.seconds, second.costs.seconds) == ((0.25,), (0.3,))
@@ -272,8 +280,8 @@ def test_layers_of_the_own_weights_are_tried_though_low_bit_weights_take_long_to
         tried.append(assignment)
         return Trial(assignment, 0.9, CHEAP)
 
-    monkeypatch.setattr(trials, "_try", took)
-    monkeypatch.setattr(trials, "_timed_again", lambda _, close, __: list(close))
+    monkeypatch.setattr(preparation, "_try", took)
+    monkeypatch.setattr(preparation, "_timed_again", lambda _, close, __: list(close))
     text = write_text(target, 4)
     try_assignments(target, candidates(target, group=32), text, FREE_ROWS, most_seconds=10.0, clock=lambda: now[0])
     assert {each.precision is None for each in tried} == {True, False}
@@ -281,7 +289,7 @@ def test_layers_of_the_own_weights_are_tried_though_low_bit_weights_take_long_to
 
 def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
-    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: FREE_ROWS)
+    set_verify_costs(monkeypatch, FREE_ROWS)
     first = preparation.prepare(Target(MODEL), AutoSettings())
     assert [*kept.rglob("auto/*.json")]
     monkeypatch.setattr(preparation, "_find_out", None)
@@ -291,7 +299,7 @@ def test_what_was_found_out_is_kept_and_read_again(kept: Path, monkeypatch: pyte
 @pytest.mark.parametrize("costs", [FREE_ROWS, RowCosts((1, 2, 4), (0.204, 0.041, 0.05))])
 def test_costs_that_were_disturbed_are_not_kept(kept: Path, monkeypatch: pytest.MonkeyPatch, costs: RowCosts) -> None:
     real_preparation(monkeypatch, kept)
-    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: costs)
+    set_verify_costs(monkeypatch, costs)
     assert preparation.prepare(Target(MODEL), AutoSettings()).verify == costs
     assert bool([*kept.rglob("auto/*.json")]) is (costs is FREE_ROWS)
 
@@ -299,7 +307,7 @@ def test_costs_that_were_disturbed_are_not_kept(kept: Path, monkeypatch: pytest.
 def test_what_was_kept_of_a_busy_machine_gives_way_to_estimates(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
     busy = RowCosts((1, 2, 4), (9.0, 80.0, 90.0))  # seconds of a forward that takes milliseconds
-    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: busy)
+    set_verify_costs(monkeypatch, busy)
     monkeypatch.setattr(preparation, "best_trial", lambda _: None)
     assert preparation.prepare(Target(MODEL), AutoSettings()).layers is None
     engine = Engine(MODEL, method="auto")
@@ -316,7 +324,7 @@ def test_low_bit_weights_that_are_made_stay_where_costs_are_estimated_again(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_preparation(monkeypatch, kept)
-    monkeypatch.setattr("selfspec.methods.auto.late_copies._NO_TIME", 0.0)  # else those of the estimate are made
+    monkeypatch.setattr("selfspec.methods.auto.layer_drafts._NO_TIME", 0.0)  # else those of the estimate are made
     busy = RowCosts((1, 2, 4), (9.0, 80.0, 90.0))
     trial = Trial(Assignment(FULL, Precision.of(8)), 0.9, RowCosts((1, 2), (2.0, 3.0)), ())
     monkeypatch.setattr(preparation, "_find_out", lambda *_: Preparation(busy, trial))
@@ -338,7 +346,7 @@ def test_low_bit_weights_that_are_made_stay_where_costs_are_estimated_again(
 def test_what_was_kept_stays_where_steps_take_as_long(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
     quick = RowCosts((1, 2, 4), (1e-6, 1e-6, 1e-6))
-    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: quick)
+    set_verify_costs(monkeypatch, quick)
     engine = Engine(MODEL, method="auto")
     engine.warmup()
     for _ in range(3):
@@ -351,7 +359,7 @@ def test_what_was_kept_stays_where_steps_take_as_long(kept: Path, monkeypatch: p
 @pytest.mark.parametrize("damage", [{}, {"terms": {}}, {"verify": None}, {"verify": {"rows": [2], "seconds": [1]}}])
 def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, Any]) -> None:
     real_preparation(monkeypatch, kept)
-    monkeypatch.setattr(preparation, "measure_row_costs", lambda *_, **__: FREE_ROWS)
+    set_verify_costs(monkeypatch, FREE_ROWS)
     target = Target(MODEL)
     preparation.prepare(target, AutoSettings())
     file = kept_file(target, "auto")
@@ -362,6 +370,16 @@ def test_a_damaged_file_is_found_out_again(kept: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(preparation, "_find_out", lambda *arguments: found.append(1) or Preparation(FREE_ROWS, None))
     assert preparation.prepare(target, AutoSettings()).verify == FREE_ROWS
     assert found
+
+
+def set_verify_costs(monkeypatch: pytest.MonkeyPatch, costs: RowCosts) -> None:
+    """Verifications are measured to take this; trials measure their drafts."""
+    measure = preparation.measure_row_costs
+
+    def measured(*arguments: Any, **options: Any) -> RowCosts:
+        return measure(*arguments, **options) if "row_counts" in options else costs
+
+    monkeypatch.setattr(preparation, "measure_row_costs", measured)
 
 
 def real_preparation(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:

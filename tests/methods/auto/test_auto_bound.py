@@ -16,9 +16,9 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRou
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience, KnownTokens
-from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.layer_drafts import LateCopies
+from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.auto.together import plan_together
-from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.planning.acceptance import (
     CONFIDENCE,

@@ -13,8 +13,7 @@ from helpers.mtp_checkpoints import FAMILIES, VOCABULARY, load, save_with_head
 from selfspec import Engine, Generation, SamplingParams
 from selfspec.errors import NoHeadWarning, OutOfMemoryError
 from selfspec.methods.auto.method import Auto
-from selfspec.methods.auto.preparation import Preparation
-from selfspec.methods.auto.trials import Assignment, Trial
+from selfspec.methods.auto.preparation import Assignment, Preparation, Trial
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 

@@ -18,9 +18,8 @@ from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.layer_drafts import LayerDrafts
 from selfspec.methods.auto.planned import Round
-from selfspec.methods.auto.preparation import Preparation
+from selfspec.methods.auto.preparation import Assignment, Preparation
 from selfspec.methods.auto.together import plan_together
-from selfspec.methods.auto.trials import Assignment
 from selfspec.model.kept import KeptSet
 from selfspec.planning import acceptance
 from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from selfspec.errors import OutOfMemoryError
-from selfspec.methods.auto.trials import OwnText, write_text
+from selfspec.methods.auto.preparation import OwnText, write_text
 from selfspec.runtimes.costs.measuring import measure_row_costs
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.costs.rows import RowCosts

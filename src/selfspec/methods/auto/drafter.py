@@ -11,10 +11,9 @@ import torch
 from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDraft, RunRound, TokenDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
-from selfspec.methods.auto.layer_drafts import LayerDrafts
+from selfspec.methods.auto.layer_drafts import LayerChoice, LayerDrafts
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import Round
-from selfspec.methods.auto.sources import LayerChoice
 from selfspec.planning.allowance import (
     CREDIT,
     UNKNOWN,

@@ -1,19 +1,52 @@
-"""The layer drafts of one request: which one pays most in a round, when it ends, and when its weights are made."""
+"""Layer drafts of ``auto``: what drafts, of a model, and when such drafts pay and end, of a request.
+
+``LayerChoice`` is what drafts beside known tokens: layers, or the checkpoint's own head. With it go its low-bit weights
+(``LateCopies``) and the policies by which its drafts end (``DraftPolicies``). ``LayerDrafts`` plans those of a request.
+"""
 
 import math
+import threading
+import warnings
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
 
 from selfspec.decoding.draft import LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Feedback, Prefill
+from selfspec.errors import ModelLoadError, NoCopiesWarning, NoHeadWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.methods.auto.planned import Round, forecast_of
-from selfspec.methods.auto.sources import LayerChoice
-from selfspec.methods.auto.trials import Assignment
+from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.mtp import MtpDrafter, MtpSettings
+from selfspec.model.mtp import has_head
 from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToAppend, CopiesToConfirm
 from selfspec.planning.allowance import stake
-from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, DraftPolicy, Plan, most_that_fits
+from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, DraftPolicy, Outlook, Plan, most_that_fits
 from selfspec.runtimes.costs.live import LiveCosts
+from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.mtp import MtpHead, MtpText
+from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.target import Target
+
+_NEAR, _NEAR_STEP = 0.25, 0.05
+"""Relative difference of acceptances and drafts, and of rounds, up to which decisions by earlier ones are as good.
+
+A machine that is busy slows all rounds alike, which changes no decision. What is worth most depends on the seconds of a
+step directly: drafts are compared with rounds by the costs of today.
+"""
+
+_MOST_KEPT = 4
+"""Policies of one number of requests and one limit that are kept: texts differ in what is accepted."""
+
+_WEIGHTS_A_SECOND = 7e8
+"""Of which a thread makes low-bit copies, about."""
+
+_NO_TIME = 0.2
+"""Seconds up to which they are made when the model is loaded."""
+
+MTP = "mtp"
+"""What rounds call a draft of the checkpoint's head."""
 
 _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, MOST_DRAFTED)
 """Lengths to which layer drafts are cut where time is short."""
@@ -32,6 +65,138 @@ _FADING = 0.9
 
 _FEW = 16
 """Most tokens that the head reads beside those that it drafts in a draft whose time counts."""
+
+
+class _Kept(NamedTuple):
+    """A policy, and the costs of a round that it was found for: of one row, of two, and of all."""
+
+    policy: DraftPolicy
+    costs: tuple[float, float, float]
+
+    def serves(self, outlook: Outlook, each: float, costs: tuple[float, float, float]) -> bool:
+        """Whether it decides as the best policy of today would, once scaled to what a step takes today."""
+        factor = costs[0] / self.costs[0]
+        return (
+            abs(factor * self.policy.draft - each) <= _NEAR * each
+            and all(abs(factor * own - now) <= _NEAR_STEP * now for own, now in zip(self.costs, costs, strict=True))
+            and self.policy.outlook.near(outlook, _NEAR)
+        )
+
+
+class DraftPolicies:
+    """The policies that were found for layer drafts, for all requests. May be used by several threads.
+
+    A policy takes much longer to find than a round takes to plan; requests of a model hardly differ in it.
+    """
+
+    def __init__(self) -> None:
+        # By the number of requests that share the forwards of a draft, and by their limit; the latest first. Entries
+        # are replaced whole: what two threads find at the same time, one of them finds again.
+        self._known: dict[tuple[int, int], tuple[_Kept, ...]] = {}
+        self._rates: dict[int, float] = {}  # that were found last, by the number of requests
+
+    def fastest(self, outlook: Outlook, each: float, verify: CostTable, limit: int, drafting: int) -> DraftPolicy:
+        """The policy that brings most tokens a second; one that was found before, where it would decide the same.
+
+        Args:
+            outlook: what the next tokens will be like.
+            each: seconds of a drafted token.
+            verify: seconds of a round by its rows.
+            limit: most tokens, 1 or more.
+            drafting: requests that share the forwards of the draft.
+        """
+        known = self._known.get((drafting, limit), ())
+        costs = (verify[1], verify[2], verify[1 + limit])
+        for own in known:
+            if own.serves(outlook, each, costs):
+                return own.policy.scaled(costs[0] / own.costs[0])
+        policy = DraftPolicy.fastest(outlook, each, verify, limit, self._rates.get(drafting, 0.0))
+        self._rates[drafting] = policy.rate
+        self._known[drafting, limit] = (_Kept(policy, costs), *known[: _MOST_KEPT - 1])
+        return policy
+
+
+class LateCopies:
+    """The low-bit weights of a layer draft, which are made when they promise to save the time that they take.
+
+    They do where one answer may save it, or where answers so far would have saved it with them. May be used by several
+    threads. Without a target there is nothing to make; nor if they are ``made``.
+    """
+
+    def __init__(
+        self, target: Target | None = None, precision: AnyPrecision | None = None, *, made: bool = False
+    ) -> None:
+        self._target, self._precision = target, precision
+        self.ready = made or target is None or precision is None
+        self.failed = False
+        self._lock = threading.Lock()
+        self._missed = 0.0
+        self._takes = math.inf  # seconds, about
+        if not self.ready and target is not None:
+            self._takes = target.parameter_count / (_WEIGHTS_A_SECOND * torch.get_num_threads())
+
+    def make_if_it_takes_no_time(self) -> None:
+        """Makes them where that hardly takes longer than loading the model: then no request has to."""
+        with self._lock:
+            if not self.ready and not self.failed and self._takes <= _NO_TIME:
+                self._make()
+
+    def make_if_it_pays(self, saving: float, tokens: int) -> bool:
+        """Whether they are made, maybe just now.
+
+        Args:
+            saving: seconds of a token that drafts from them are expected to save.
+            tokens: that the answer may still have.
+        """
+        with self._lock:
+            if not self.ready and not self.failed:
+                self._missed += saving
+                if max(saving * tokens, self._missed) >= self._takes:
+                    self._make()
+            return self.ready
+
+    def _make(self) -> None:
+        assert self._target is not None
+        try:
+            with torch.inference_mode():
+                self._target.at(self._precision)
+            self.ready = True
+        except (OutOfMemoryError, UnsupportedModelError) as error:
+            self.failed = True
+            if isinstance(error, OutOfMemoryError):
+                warnings.warn(f"auto drafts without low-bit weights: {error}", NoCopiesWarning, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What drafts, the costs of its forwards, its low-bit weights, and when such drafts end."""
+
+    drafts: Assignment | MtpHead
+    costs: LiveCosts
+    copies: LateCopies = field(default_factory=LateCopies)
+    policies: DraftPolicies = field(default_factory=DraftPolicies, compare=False)
+
+    @property
+    def name(self) -> str:
+        """What rounds call it."""
+        return self.drafts.name if isinstance(self.drafts, Assignment) else MTP
+
+
+def find_head(target: Target, most_bytes: float) -> MtpHead | None:
+    """The head of a target's checkpoint; ``None`` where it has none, or one that cannot run, which warns.
+
+    It drafts with low-bit weights, where kernels run them and they take at most ``most_bytes``.
+    """
+    if not has_head(target.model):
+        return None
+    try:
+        head = MtpHead(target, precision=MtpSettings().precision, required=False)
+        if head.precision is not None and head.own.low_bit_bytes(head.precision) > most_bytes:
+            head = MtpHead(target)
+    except (ModelLoadError, UnsupportedModelError) as error:
+        warnings.warn(f"auto drafts without the head of the checkpoint: {error}", NoHeadWarning, stacklevel=4)
+        return None
+    return head
 
 
 class LayerDrafts:

@@ -9,11 +9,13 @@ from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.drafter import AutoDrafter
 from selfspec.methods.auto.known import Experience
-from selfspec.methods.auto.late_copies import LateCopies
+from selfspec.methods.auto.layer_drafts import MTP, LateCopies, LayerChoice, find_head
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
 from selfspec.methods.auto.preparation import (
+    Assignment,
     AutoSettings,
     Preparation,
+    Trial,
     allowed_bytes,
     expect,
     prepare,
@@ -21,9 +23,7 @@ from selfspec.methods.auto.preparation import (
     start_over,
     warn_of_memory,
 )
-from selfspec.methods.auto.sources import MTP, LayerChoice, find_head
 from selfspec.methods.auto.together import plan_together
-from selfspec.methods.auto.trials import Assignment, Trial
 from selfspec.methods.base import Method
 from selfspec.methods.mtp import MtpSettings, needs_of
 from selfspec.methods.registry import register
