@@ -1,6 +1,7 @@
 """Errors of the API, in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``, and in Anthropic's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -107,22 +108,18 @@ def printable(text: str | None) -> str | None:
     return None if text is None else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prompt: str = "prompt") -> ApiError:
-    """The answer to an error of the library.
-
-    ``fields`` are the request's names of sampling parameters, where they are not the library's; ``prompt`` is the name
-    of the field that holds the prompt.
-    """
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to an error of the library, which names the parameter at fault as the library does."""
     text = " ".join(str(error).split())
     match error:
         case ApiError():
             return error
         case errors.ContextLengthError():
-            return exceeds_context(text, prompt)
+            return exceeds_context(text, "prompt")
         case errors.InvalidPromptError():
-            return invalid(text, prompt)
+            return invalid(text, "prompt")
         case errors.InvalidParameterError():
-            return invalid(text, _field(text, fields or {}))
+            return invalid(text, _field(text))
         case errors.UnknownMethodError() | errors.InvalidSettingError() | errors.MethodLoadError():
             return invalid(text, "speculative.method")
         case errors.QueueFullError():
@@ -136,7 +133,7 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
         case errors.EngineClosedError():
             return ApiError(503, text, code="not_ready", retry=True)
         case errors.RequestTooLargeError():
-            return invalid(text, prompt, "request_too_large")
+            return invalid(text, "prompt", "request_too_large")
         case errors.MissingPackageError():
             return ApiError(501, text, code="not_installed")
         case errors.SelfSpecError():
@@ -144,10 +141,24 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None, prom
     return ApiError(500, f"the server failed: {type(error).__name__}: {first_line(error)}")
 
 
-def _field(message: str, fields: Mapping[str, str]) -> str | None:
+@contextmanager
+def renaming(fields: Mapping[str, str]) -> Iterator[None]:
+    """Makes errors of the API from those of the library, and names the field at fault by ``fields``."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = fields.get(error.param or "", error.param)
+        raise
+    except errors.SelfSpecError as error:
+        told = as_api_error(error)
+        told.param = fields.get(told.param or "", told.param)
+        raise told from error
+
+
+def _field(message: str) -> str | None:
     """The field that a message about a sampling parameter begins with."""
     word = message.partition(" ")[0].strip(":'`")
-    return fields.get(word, word if word.isidentifier() else None)
+    return word if word.isidentifier() else None
 
 
 def as_invalid(problems: Sequence[Mapping[str, Any]], body: object) -> ApiError:

@@ -1,8 +1,7 @@
 """The token ids of the prompts of a request."""
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from selfspec.chat_encoder import ChatEncoder
 from selfspec.constraint import Constraint
 from selfspec.decoding.text import TextStream
-from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import UNSUPPORTED, as_api_error, invalid
+from selfspec.serve.api_errors import UNSUPPORTED, invalid, renaming
 from selfspec.serve.chats import as_dicts, asked_of, prefilled, variables_of
 from selfspec.serve.fill import FillTokens
 from selfspec.serve.formats.dialect import Asked, Dialect
@@ -46,7 +44,7 @@ class RequestEncoder:
         """The token ids of each prompt; refuses empty prompts, and ids out of the vocabulary."""
         encoded = []
         for index, prompt in enumerate(request.prompts):
-            with _naming("prompt" if prompt is request.prompt else f"prompt[{index}]"):
+            with renaming({"prompt": "prompt" if prompt is request.prompt else f"prompt[{index}]"}):
                 encoded.append(
                     self._encoder.encode_text(prompt, add_special_tokens=request.add_special_tokens)
                     if isinstance(prompt, str)
@@ -67,7 +65,7 @@ class RequestEncoder:
         Control tokens are what the template writes; in the texts of messages and variables they are text.
         """
         given = {name: value for name, value in variables.items() if value is not None}
-        with _naming("messages"):
+        with renaming({"prompt": "messages"}):
             return self._encoder.encode_chat(as_dicts(messages, self._dialect), given)
 
     def fill(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
@@ -75,8 +73,7 @@ class RequestEncoder:
         if not self._fill.can_fill:
             text = "the tokenizer of this model has no tokens to fill in the middle; leave suffix out"
             raise invalid(text, "suffix", UNSUPPORTED)
-        with _naming("prompt"):
-            return self._encoder.check_ids(self._fill.encode(before, after, self._encoder.words, files))
+        return self._encoder.check_ids(self._fill.encode(before, after, self._encoder.words, files))
 
     def text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text; an empty one has none where there is no BOS token."""
@@ -84,7 +81,7 @@ class RequestEncoder:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; refuses ids out of the vocabulary."""
-        with _naming("tokens"):
+        with renaming({"prompt": "tokens"}):
             known = self._encoder.check_ids(list(token_ids)) if token_ids else []
         return str(self._tokenizer.decode(known, skip_special_tokens=False))
 
@@ -98,12 +95,3 @@ class RequestEncoder:
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """The tokenizer's own strings of tokens."""
         return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
-
-
-@contextmanager
-def _naming(field: str) -> Iterator[None]:
-    """Makes errors about a prompt name its field."""
-    try:
-        yield
-    except SelfSpecError as error:
-        raise as_api_error(error, prompt=field) from error

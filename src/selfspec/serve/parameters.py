@@ -4,19 +4,12 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from selfspec.errors import SelfSpecError
-from selfspec.serve.api_errors import ApiError, as_api_error, exceeds_context
+from selfspec.serve.api_errors import ApiError, exceeds_context
 from selfspec.serve.limits import Limits
 from selfspec.serve.reader import Prepared, asked_tokens, check_reported
 from selfspec.serve.requests import CompletionRequest
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.types import SamplingParams
-
-FIELDS = {
-    "max_new_tokens": "max_tokens",
-    "prompt_logprobs": "logprobs",
-}
-"""The request's names of parameters that the library calls otherwise."""
 
 _SHARE, _FEW = 0.25, 1024
 """An answer whose request names no number of tokens has room for as many as this share of the memory for keys and
@@ -51,17 +44,7 @@ def _params(prepared: Prepared, new_tokens: int, adapter: str | None) -> Samplin
     values["adapter"] = adapter
     values["logprobs"] = request.alternatives
     values["prompt_logprobs"] = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
-    given = {name: value for name, value in values.items() if value is not None}
-    try:
-        return SamplingParams(**given)
-    except SelfSpecError as error:
-        raise as_api_error(error, fields_of(prepared)) from error
-
-
-def fields_of(prepared: Prepared) -> dict[str, str]:
-    """The request's names of parameters, where they are not the library's."""
-    constraint = prepared.constraint
-    return FIELDS if constraint is None else {**FIELDS, constraint.kind: prepared.constraint_field}
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 
 
 def check_logprobs(params: Sequence[SamplingParams], prompt_lengths: Sequence[int], limits: Limits) -> None:

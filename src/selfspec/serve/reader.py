@@ -6,15 +6,14 @@ Imports no torch: such a process is small, and starts in a second.
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from selfspec.constraint import Constraint, problem_of
-from selfspec.serve.api_errors import UNSUPPORTED, ApiError, as_invalid, exceeds_context, invalid, too_long
+from selfspec.serve.api_errors import UNSUPPORTED, ApiError, as_invalid, exceeds_context, invalid, renaming, too_long
 from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.formats.dialect import Asked
 from selfspec.serve.forms import asked_form
@@ -47,11 +46,11 @@ class Prepared:
 
     Each prompt fits the context, and is one piece of memory: an event loop unpacks what a process has read.
     ``choices`` are those of each prompt. ``usual_tokens`` are the most new tokens where the request names no number;
-    without it, there are as many as there is room for. ``constraint`` is what the answers have to be, and
-    ``constraint_field`` what asks for it. ``echoed`` are the texts and ids of each prompt's tokens, where answers begin
-    with their prompts; one text where no log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of
-    a chat is to be read. ``names`` are those of fields in the interface that the request came by; ``repeated`` is
-    a JSON object of the request's fields that a response has, too, and ``namespaces`` are those of tools, with their
+    without it, there are as many as there is room for. ``constraint`` is what the answers have to be. ``echoed`` are
+    the texts and ids of each prompt's tokens, where answers begin with their prompts; one text where no
+    log-probabilities are reported. ``asked`` and ``thinks`` say how the answer of a chat is to be read. ``names`` are
+    the request's fields by what the library, or the interface of chats and completions, calls them; ``repeated`` is a
+    JSON object of the request's fields that a response has, too, and ``namespaces`` are those of tools, with their
     names there, by the names that the model sees.
     """
 
@@ -60,7 +59,6 @@ class Prepared:
     choices: int
     usual_tokens: int | None = None
     constraint: Constraint | None = None
-    constraint_field: str = ""
     echoed: list[list[tuple[str, int]]] | None = None
     asked: Asked | None = None
     thinks: bool = False
@@ -102,7 +100,7 @@ class RequestReader:
         with renaming(request.fields):
             self._check_characters([*map(_plain, request.input_extra or ())], "input_extra")
             read = self._completion(_translated(request.as_completion), request.files)
-        return replace(read, names=request.fields, usual_tokens=_FILL_TOKENS)
+        return replace(read, names=_renamed(read.names, request.fields), usual_tokens=_FILL_TOKENS)
 
     def message(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/messages``."""
@@ -118,8 +116,8 @@ class RequestReader:
         request = _parse(ResponsesRequest, body)
         with renaming(request.fields):
             prepared = self._fitting(self.prepare_chat(_translated(request.as_chat)))
-        repeated, namespaces = request.repeated(), request.namespaces()
-        return replace(prepared, names=request.fields, repeated=repeated, namespaces=namespaces)
+        names = _renamed(prepared.names, request.fields)
+        return replace(prepared, names=names, repeated=request.repeated(), namespaces=request.namespaces())
 
     def _completion(self, request: CompletionRequest, files: Sequence[tuple[str, str]] = ()) -> Prepared:
         self._check(request)
@@ -149,8 +147,16 @@ class RequestReader:
         form, name = asked_form(request) or (None, "")
         self._check_constraint(form, name)
         _try_constraint(form, name)
-        packed = [array("i", prompt) for prompt in prompts]
-        return self._fitting(Prepared(request.without_texts(), packed, n, _COMPLETION_TOKENS, form, name, echoed))
+        prepared = Prepared(
+            request.without_texts(),
+            [array("i", prompt) for prompt in prompts],
+            n,
+            usual_tokens=_COMPLETION_TOKENS,
+            constraint=form,
+            echoed=echoed,
+            names=_names("prompt", form, name),
+        )
+        return self._fitting(prepared)
 
     def tokenize(self, body: bytes) -> bytes:
         """The answer to a request to ``/tokenize``."""
@@ -192,7 +198,7 @@ class RequestReader:
             [array("i", chat.token_ids)],
             n,
             constraint=chat.constraint,
-            constraint_field=name,
+            names=_names("messages", chat.constraint, name),
             asked=chat.asked,
             thinks=chat.thinks,
         )
@@ -203,10 +209,10 @@ class RequestReader:
         most = context if asked_tokens(request)[0] == 0 else context - 1
         for count in map(len, prepared.prompts):
             if limit is not None and count > limit:
-                raise too_long(count, limit, request.prompt_field)
+                raise too_long(count, limit, prepared.names["prompt"])
             if count > most:
                 more = f", since the maximum context length is {context} tokens, those of the answer included"
-                raise too_long(count, most, request.prompt_field, more=more)
+                raise too_long(count, most, prepared.names["prompt"], more=more)
         return prepared
 
     def _check(self, request: GenerationRequest) -> None:
@@ -265,6 +271,17 @@ def too_much() -> ApiError:
     return ApiError(400, "the request takes too long, or too much memory, to read; send less", code="request_too_large")
 
 
+def _names(prompt: str, constraint: Constraint | None, field: str) -> dict[str, str]:
+    """The fields of a request by what the library calls them, where the names differ."""
+    names = {"prompt": prompt, "max_new_tokens": "max_tokens", "prompt_logprobs": "logprobs"}
+    return names if constraint is None else {**names, constraint.kind: field}
+
+
+def _renamed(names: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:
+    """``names`` as ``fields`` has them, which are those of another interface by ours, and ``fields`` with them."""
+    return {**fields, **{own: fields.get(name, name) for own, name in names.items()}}
+
+
 def asked_tokens(request: GenerationRequest) -> tuple[int | None, str]:
     """The number of new tokens that a request names, and the name of the field."""
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
@@ -315,16 +332,6 @@ def _translated(make: Callable[[], Parsed]) -> Parsed:
         return make()
     except ValidationError as error:
         raise as_invalid(error.errors(include_url=False, include_input=False), {}) from error
-
-
-@contextmanager
-def renaming(fields: Mapping[str, str]) -> Iterator[None]:
-    """Names fields as the interface does that the request came by."""
-    try:
-        yield
-    except ApiError as error:
-        error.param = fields.get(error.param or "", error.param)
-        raise
 
 
 def _plain(part: BaseModel) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Requests: the fields of OpenAI's API, and those that vLLM adds. Unknown fields and wrong types are refused."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
@@ -112,8 +112,6 @@ class Sampled(Formed, Ignored):
 
 class CompletionRequest(Sampled):
     """A request to ``/v1/completions``."""
-
-    prompt_field: ClassVar[str] = "prompt"
 
     prompt: (
         Text
@@ -306,8 +304,6 @@ class ThinkingMode(Strict):
 
 class ChatRequest(Sampled):
     """A request to ``/v1/chat/completions``."""
-
-    prompt_field: ClassVar[str] = "messages"
 
     echo: Literal[False] | None = Field(default=None, description="Only the default is supported.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]

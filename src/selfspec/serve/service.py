@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from selfspec.serve.answer import Answer
-from selfspec.serve.api_errors import ApiError, as_api_error
+from selfspec.serve.api_errors import ApiError, renaming
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
 from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.formats.dialect import Dialect
@@ -15,9 +15,9 @@ from selfspec.serve.interfaces.message_bodies import MessageBodies
 from selfspec.serve.interfaces.response_bodies import ResponseBodies
 from selfspec.serve.limits import Limits
 from selfspec.serve.metrics import Metrics
-from selfspec.serve.parameters import check_logprobs, choices_of, fields_of, to_params
+from selfspec.serve.parameters import check_logprobs, choices_of, to_params
 from selfspec.serve.pool import GivenUp, ReaderPool
-from selfspec.serve.reader import Prepared, RequestReader, renaming, unknown_model
+from selfspec.serve.reader import Prepared, RequestReader, unknown_model
 from selfspec.serve.reply import Reply
 from selfspec.serve.responses import ModelCard, ModelList, ServedMethods
 from selfspec.serve.served_engine import ServedEngine
@@ -177,10 +177,7 @@ class Service:
         check_logprobs([params for _, params in asked], [len(prompt) for prompt, _ in asked], self.limits)
         method = request.speculative.method if request.speculative.enabled else PLAIN
         salt = f"{scope}\n{request.cache_salt}" if request.cache_salt else scope
-        try:
-            streams = await self.engine.submit(asked, method=method, request_id=request_id, cache_salt=salt)
-        except Exception as error:
-            raise as_api_error(error, fields_of(prepared), request.prompt_field) from error
+        streams = await self.engine.submit(asked, method=method, request_id=request_id, cache_salt=salt)
         assert self._dialect is not None, "the service is not started"
         echoed = prepared.echoed or [[] for _ in prompts]
         answers = [
