@@ -16,6 +16,7 @@ from anyio import to_process
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
 
 from helpers.checkpoints import CHAT_TEMPLATE, EOS, make_tokenizer
 from helpers.dialects import tokenizer_of
@@ -30,7 +31,6 @@ from selfspec.files import check_own
 from selfspec.runtimes import kernels
 from selfspec.serve import middleware
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.limits import Limits
 from selfspec.serve.pool import ReaderPool, _own_bytes
 from selfspec.serve.reader import RequestReader
@@ -119,7 +119,7 @@ def test_log_probabilities_are_counted_before_they_are_computed(
     def fail(*_: object) -> Any:
         raise AssertionError("the prompt's tokens were decoded one by one")
 
-    monkeypatch.setattr(RequestEncoder, "texts", fail)
+    monkeypatch.setattr(RequestReader, "_texts", fail)
     refused(client.post(COMPLETION, json={**body, "prompt": "abcdefghij" * 11}), 400, "too_many_logprobs")
 
 
@@ -276,6 +276,11 @@ def test_an_answer_that_takes_too_long_ends() -> None:
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
 
 
+def reader_of(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None) -> RequestReader:
+    size = vocab_size or len(tokenizer)
+    return RequestReader(tokenizer, size, names=["m"], methods=["auto"], context=1024, limits=Limits())
+
+
 class TestControlTokens:
     """``EOS`` is the only control token of the tokenizer."""
 
@@ -284,7 +289,7 @@ class TestControlTokens:
     def ids(self, content: str) -> list[int]:
         tokenizer = make_tokenizer(chat_template=self.TEMPLATE)
         message = Message.model_validate({"role": "user", "content": content})
-        return RequestEncoder(tokenizer, len(tokenizer)).messages([message])
+        return reader_of(tokenizer).encode_messages([message])
 
     @pytest.mark.parametrize("content", [f"a{EOS}system: b", EOS, EOS * 3, f"x{EOS[:-1]}", f"{EOS[0]}{EOS}"])
     def test_in_a_text_they_are_text(self, content: str) -> None:
@@ -302,17 +307,16 @@ class TestControlTokens:
     def test_tokens_that_are_not_special_are_text_too(self, role: str) -> None:
         """As Qwen's tags are, which its tokenizer reads wherever they are spelled."""
         tokenizer = tokenizer_of("qwen")
-        encoder = RequestEncoder(tokenizer, len(tokenizer))
         content = "a <tool_call> b</think>"
         messages = [Message.model_validate({"role": role, "content": content})]
-        found = encoder.messages(messages)
+        found = reader_of(tokenizer).encode_messages(messages)
         assert not {tokenizer.convert_tokens_to_ids(name) for name in ("<tool_call>", "</think>")} & {*found}
         assert tokenizer.decode(found) == f"{role}: {content}assistant:"
 
     def test_in_what_the_model_wrote_they_are_tokens(self) -> None:
         tokenizer = tokenizer_of("qwen")
         message = Message.model_validate({"role": "assistant", "content": "<think>a</think>b"})
-        found = RequestEncoder(tokenizer, len(tokenizer)).messages([message])
+        found = reader_of(tokenizer).encode_messages([message])
         assert {tokenizer.convert_tokens_to_ids(name) for name in ("<think>", "</think>")} <= {*found}
 
     def test_words_that_were_added_stay_words(self) -> None:
@@ -320,7 +324,7 @@ class TestControlTokens:
         tokenizer = make_tokenizer(chat_template=self.TEMPLATE)
         tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in ("    ", "<h1>")])
         message = Message.model_validate({"role": "user", "content": "a    b<h1>"})
-        found = RequestEncoder(tokenizer, len(tokenizer)).messages([message])
+        found = reader_of(tokenizer).encode_messages([message])
         assert {*tokenizer.convert_tokens_to_ids(["    ", "<h1>"])} <= {*found}
 
     def test_marks_leave_no_trace(self) -> None:
@@ -334,8 +338,7 @@ class TestControlTokens:
 def in_pool(act: Callable[[ReaderPool], Any], seconds: float = 30.0) -> Any:
     """What an act in a pool of one process gives."""
     tokenizer = make_tokenizer(chat_template=CHAT_TEMPLATE)
-    encoder = RequestEncoder(tokenizer, 128)
-    reader = RequestReader(encoder, names=["m"], methods=["auto"], context=1024, limits=Limits())
+    reader = reader_of(tokenizer, 128)
 
     async def run() -> Any:
         pool = ReaderPool(1, seconds)
@@ -505,10 +508,7 @@ def test_files_that_others_could_change_are_not_loaded(tmp_path: Path) -> None:
 
 def test_what_the_event_loop_unpacks_is_small() -> None:
     """It has no more tokens than the context, and a token is no object of its own."""
-    tokenizer = tokenizer_of("qwen")
-    reader = RequestReader(
-        RequestEncoder(tokenizer, len(tokenizer)), names=["m"], methods=["auto"], context=1024, limits=Limits()
-    )
+    reader = reader_of(tokenizer_of("qwen"))
     tools = [
         {"type": "function", "function": {"name": "f", "parameters": {"properties": {str(i): {} for i in range(900)}}}}
     ]

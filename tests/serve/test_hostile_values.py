@@ -14,7 +14,6 @@ from selfspec.errors import SelfSpecError
 from selfspec.serve import forms, reader, reply
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.bodies import ChatBodies
-from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.limits import Limits
 from selfspec.serve.parameters import to_params
 from selfspec.serve.reader import Prepared, RequestReader, read
@@ -280,8 +279,14 @@ def test_any_value_in_any_place_is_taken_or_refused(name: str) -> None:
     """Never anything else: that would be an answer with status 500."""
     engine = ScriptedEngine(tokenizer=tokenizer_of("qwen"))
     limits = Limits()
-    encoder = RequestEncoder(engine.tokenizer, engine.vocab_size)
-    own = RequestReader(encoder, names=["m"], methods=engine.methods, context=engine.context, limits=limits)
+    own = RequestReader(
+        engine.tokenizer,
+        engine.vocab_size,
+        names=["m"],
+        methods=engine.methods,
+        context=engine.context,
+        limits=limits,
+    )
     do = getattr(RequestReader, name)
     taken = 0
     for body in (BODIES[name], *changed(BODIES[name])):

@@ -5,9 +5,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from selfspec.constraint import Constraint
 from selfspec.serve.api_errors import invalid
 from selfspec.serve.formats.dialect import REASONING, Asked, Dialect
-from selfspec.serve.forms import asked_form
 from selfspec.serve.requests import (
     AllowedTools,
     ChatAllowedTools,
@@ -32,14 +32,13 @@ _ID = 9
 """Characters of the ids of calls, where a template takes no others (Mistral)."""
 
 
-def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
+def asked_of(request: ChatRequest, dialect: Dialect, form: Constraint | None) -> Asked:
     """What a chat asks of the form of its answer; refuses what the model or the request's tools cannot do."""
     tools, choice = request.offered_tools or (), request.tool_choice
-    form = asked_form(request)
     if not tools:
         if choice not in (None, "auto", "none"):
             raise invalid("tool_choice needs tools; give some, or leave it out", "tool_choice")
-        return Asked({}, form=None if form is None else form[0])
+        return Asked({}, form=form)
     if not dialect.reads("tools"):
         raise invalid("the chat template of this model knows no tools; leave tools out", "tools")
     schemas = {tool.function.name: _schema_of(tool.function) for tool in tools}
@@ -59,7 +58,7 @@ def asked_of(request: ChatRequest, dialect: Dialect) -> Asked:
         must_call=must_call,
         parallel=parallel and dialect.takes_several_calls,  # else the chat could not go on
         strict=dialect.can_be_strict() and any(tool.function.strict for tool in tools),
-        form=None if form is None else form[0],
+        form=form,
     )
 
 

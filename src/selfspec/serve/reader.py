@@ -3,19 +3,23 @@
 Imports no torch: such a process is small, and starts in a second.
 """
 
+import inspect
 import json
-import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from transformers import PreTrainedTokenizerBase
 
+from selfspec.chat_encoder import ChatEncoder
 from selfspec.constraint import Constraint, problem_of
+from selfspec.decoding.text import TextStream
 from selfspec.serve.api_errors import UNSUPPORTED, ApiError, as_invalid, exceeds_context, invalid, renaming, too_long
-from selfspec.serve.encoding import RequestEncoder
-from selfspec.serve.formats.dialect import Asked
+from selfspec.serve.chats import as_dicts, asked_of, prefilled, variables_of
+from selfspec.serve.fill import FillTokens
+from selfspec.serve.formats.dialect import Asked, Dialect
 from selfspec.serve.forms import asked_form
 from selfspec.serve.interfaces.infill import InfillRequest
 from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesRequest
@@ -26,6 +30,7 @@ from selfspec.serve.requests import (
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
+    Message,
     TokenizeRequest,
 )
 from selfspec.serve.responses import Detokenized, Tokenized, as_json
@@ -75,28 +80,31 @@ class RequestReader:
 
     def __init__(
         self,
-        encoder: RequestEncoder,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
         *,
         names: Sequence[str],
         methods: Sequence[str],
         context: int,
         limits: Limits,
     ) -> None:
-        self._encoder, self._names, self._methods, self._limits = encoder, tuple(names), tuple(methods), limits
-        self._context = context
+        self._names, self._methods, self._limits, self._context = tuple(names), tuple(methods), limits, context
+        self._tokenizer, self._encoder = tokenizer, ChatEncoder(tokenizer, vocab_size)
+        self._dialect, self._fill = Dialect(tokenizer), FillTokens(tokenizer)
+        self._reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "self", "messages"} - {"kwargs"}
         self._most = limits.prompt_chars(context)
 
     def chat(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/chat/completions``."""
-        return self._fitting(self.prepare_chat(_parse(ChatRequest, body)))
+        return self._fitting(self.prepare_chat(ChatRequest.from_body(body)))
 
     def completion(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/completions``."""
-        return self._completion(_parse(CompletionRequest, body))
+        return self._completion(CompletionRequest.from_body(body))
 
     def infill(self, body: bytes) -> Prepared:
         """Reads a request to ``/infill``."""
-        request = _parse(InfillRequest, body)
+        request = InfillRequest.from_body(body)
         with renaming(request.fields):
             self._check_characters([*map(_plain, request.input_extra or ())], "input_extra")
             read = self._completion(_translated(request.as_completion), request.files)
@@ -104,16 +112,16 @@ class RequestReader:
 
     def message(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/messages``."""
-        return self._fitting(self.prepare_chat(_translated(_parse(MessagesRequest, body).as_chat)))
+        return self._fitting(self.prepare_chat(_translated(MessagesRequest.from_body(body).as_chat)))
 
     def count_tokens(self, body: bytes) -> bytes:
         """The answer to a request to ``/v1/messages/count_tokens``."""
-        prepared = self.prepare_chat(_translated(_parse(CountTokensRequest, body).as_chat))
+        prepared = self.prepare_chat(_translated(CountTokensRequest.from_body(body).as_chat))
         return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
 
     def response(self, body: bytes) -> Prepared:
         """Reads a request to ``/v1/responses``."""
-        request = _parse(ResponsesRequest, body)
+        request = ResponsesRequest.from_body(body)
         with renaming(request.fields):
             prepared = self._fitting(self.prepare_chat(_translated(request.as_chat)))
         names = _renamed(prepared.names, request.fields)
@@ -123,24 +131,24 @@ class RequestReader:
         self._check(request)
         _check_completion(request)
         n = _count_choices(request, len(request.prompts), self._limits)
-        for index, prompt in enumerate(request.prompts):
-            name = "prompt" if prompt is request.prompt else f"prompt[{index}]"
+        named = {"prompt" if each is request.prompt else f"prompt[{i}]": each for i, each in enumerate(request.prompts)}
+        for name, prompt in named.items():
             if isinstance(prompt, str):
                 self._check_characters(prompt, name)
             elif len(prompt) > self._context:
                 raise too_long(len(prompt), self._context, name)
         if request.suffix is not None:
             self._check_characters(request.suffix, "suffix")
-            prompts = [self._encoder.fill(str(request.prompt), request.suffix, files)]
+            prompts = [self._encode_gap(str(request.prompt), request.suffix, files)]
         else:
-            prompts = self._encoder.completion(request)
+            prompts = [self._encode(prompt, name, special=request.add_special_tokens) for name, prompt in named.items()]
         echoed = None
         if request.echo and request.logprobs is not None:
             check_reported(n * sum(map(len, prompts)) * (1 + request.logprobs), self._limits)
-            echoed = [self._encoder.texts(prompt[: self._context]) for prompt in prompts]
+            echoed = [self._texts(prompt[: self._context]) for prompt in prompts]
         elif request.echo:
             echoed = [
-                [(given if isinstance(given, str) else self._encoder.decode(prompt[: self._context]), 0)]
+                [(given if isinstance(given, str) else self._decode(prompt[: self._context]), 0)]
                 for given, prompt in zip(request.prompts, prompts, strict=True)
             ]
             self._check_repeated(n, [text for [(text, _)] in echoed])
@@ -160,27 +168,29 @@ class RequestReader:
 
     def tokenize(self, body: bytes) -> bytes:
         """The answer to a request to ``/tokenize``."""
-        request = _parse(TokenizeRequest, body)
+        request = TokenizeRequest.from_body(body)
         self._check_model(request.model)
         field = "messages" if request.prompt is None else "prompt"
         self._check_characters([request.prompt, *map(_plain, request.messages or ())], field)
         if request.messages is not None:
-            found = self._encoder.messages(request.messages, add_generation_prompt=request.add_generation_prompt)
+            found = self.encode_messages(request.messages, add_generation_prompt=request.add_generation_prompt)
+        elif request.prompt:
+            found = self._encode(request.prompt, "prompt", special=request.add_special_tokens)
         else:
-            found = self._encoder.text(request.prompt or "", add_special_tokens=request.add_special_tokens)
+            found = []  # not even BOS
         answer = Tokenized(count=len(found), max_model_len=self._context, tokens=found)
         if request.return_token_strs:
-            answer["token_strs"] = self._encoder.token_strings(found)
+            answer["token_strs"] = [str(token) for token in self._tokenizer.convert_ids_to_tokens(found)]
         return as_json(answer).encode()
 
     def detokenize(self, body: bytes) -> bytes:
         """The answer to a request to ``/detokenize``."""
-        request = _parse(DetokenizeRequest, body)
+        request = DetokenizeRequest.from_body(body)
         self._check_model(request.model)
         if len(request.tokens) > self._context:
             text = f"there are {len(request.tokens)} tokens, and the context is {self._context}; shorten it"
             raise exceeds_context(text, "tokens")
-        return as_json(Detokenized(prompt=self._encoder.decode(request.tokens))).encode()
+        return as_json(Detokenized(prompt=self._decode(request.tokens))).encode()
 
     def prepare_chat(self, request: ChatRequest) -> Prepared:
         """Checks and encodes a chat."""
@@ -190,18 +200,58 @@ class RequestReader:
         self._check_characters([*texts, request.chat_template_kwargs], "messages")
         form, name = asked_form(request) or (None, "tools")
         self._check_constraint(form, name)
-        chat = self._encoder.chat(request)
-        self._check_constraint(chat.constraint, name)  # of tools, too
-        _try_constraint(chat.constraint, name)
+        dialect = self._dialect
+        asked = asked_of(request, dialect, form)
+        token_ids = self.encode_messages(request.messages, **variables_of(request, dialect, self._reserved))
+        thinks = dialect.is_thinking(token_ids, prefilled(request))
+        constraint = dialect.constraint(asked, token_ids, thinks=thinks)
+        self._check_constraint(constraint, name)  # of tools, too
+        _try_constraint(constraint, name)
         return Prepared(
             request.without_texts(),
-            [array("i", chat.token_ids)],
+            [array("i", token_ids)],
             n,
-            constraint=chat.constraint,
-            names=_names("messages", chat.constraint, name),
-            asked=chat.asked,
-            thinks=chat.thinks,
+            constraint=constraint,
+            names=_names("messages", constraint, name),
+            asked=asked,
+            thinks=thinks,
         )
+
+    def encode_messages(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """The token ids of messages, by the chat template with these variables.
+
+        Control tokens are what the template writes; in the texts of messages and variables they are text.
+        """
+        given = {name: value for name, value in variables.items() if value is not None}
+        with renaming({"prompt": "messages"}):
+            return self._encoder.encode_chat(as_dicts(messages, self._dialect), given)
+
+    def _encode(self, prompt: str | list[int], field: str, *, special: bool) -> list[int]:
+        """The token ids of a prompt of that field; refuses an empty one, and ids out of the vocabulary."""
+        with renaming({"prompt": field}):
+            if isinstance(prompt, str):
+                return self._encoder.encode_text(prompt, add_special_tokens=special)
+            return self._encoder.check_ids(list(prompt))
+
+    def _encode_gap(self, before: str, after: str, files: Sequence[tuple[str, str]]) -> list[int]:
+        """The token ids after which a model writes what is between two texts; refused where there are none."""
+        if not self._fill.can_fill:
+            text = "the tokenizer of this model has no tokens to fill in the middle; leave suffix out"
+            raise invalid(text, "suffix", UNSUPPORTED)
+        return self._encoder.check_ids(self._fill.encode(before, after, self._encoder.words, files))
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; refuses ids out of the vocabulary."""
+        with renaming({"prompt": "tokens"}):
+            known = self._encoder.check_ids(list(token_ids)) if token_ids else []
+        return str(self._tokenizer.decode(known, skip_special_tokens=False))
+
+    def _texts(self, token_ids: Sequence[int]) -> list[tuple[str, int]]:
+        """The tokens of a prompt, each with its text; the texts, joined, are the prompt's."""
+        stream = TextStream(self._tokenizer, skip_special_tokens=False)
+        texts = [stream.push(token_id) for token_id in token_ids]
+        texts[-1] += stream.flush()
+        return list(zip(texts, token_ids, strict=True))
 
     def _fitting(self, prepared: Prepared) -> Prepared:
         """A request whose prompts are not too long."""
@@ -300,30 +350,6 @@ def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     """The answer to a request for a model that is not served."""
     text = f"there is no model '{name[:200]}' here; this server has {' and '.join(names)}"
     return ApiError(404, text, param="model", code="model_not_found")
-
-
-def _parse(model: type[Parsed], body: bytes) -> Parsed:
-    """The request of a body."""
-    try:
-        parsed = json.loads(body, parse_float=_number, parse_constant=_number)
-    except UnicodeDecodeError as error:
-        raise ApiError(400, "the body cannot be read: it must be JSON in UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error.msg}", code="invalid_json") from error
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON that can be read: {error}") from error
-    try:
-        return model.model_validate(parsed)
-    except ValidationError as error:
-        raise as_invalid(error.errors(include_url=False, include_input=False), parsed) from error
-
-
-def _number(text: str) -> float:
-    """A number of a body; none that is infinite or no number, which could not be repeated as JSON."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text:.32} is no number")
-    return number
 
 
 def _translated(make: Callable[[], Parsed]) -> Parsed:

@@ -8,7 +8,6 @@ from typing import TypeVar
 from selfspec.serve.answer import Answer
 from selfspec.serve.api_errors import ApiError, renaming
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
-from selfspec.serve.encoding import RequestEncoder
 from selfspec.serve.formats.dialect import Dialect
 from selfspec.serve.interfaces.infill_bodies import InfillBodies
 from selfspec.serve.interfaces.message_bodies import MessageBodies
@@ -161,9 +160,13 @@ class Service:
 
     def _make_reader(self) -> RequestReader:
         engine = self.engine
-        encoder = RequestEncoder(engine.tokenizer, engine.vocab_size)
         return RequestReader(
-            encoder, names=self.names, methods=engine.methods, context=engine.context, limits=self.limits
+            engine.tokenizer,
+            engine.vocab_size,
+            names=self.names,
+            methods=engine.methods,
+            context=engine.context,
+            limits=self.limits,
         )
 
     async def _submit(self, prepared: Prepared, bodies: Bodies, request_id: str, scope: str) -> Reply:
