@@ -218,8 +218,8 @@ def values_of(metrics: Metrics, name: str) -> dict[str, float]:
 
 def test_tokens_that_arrive_together_share_the_time() -> None:
     metrics = Metrics("m", EngineStats)
-    metrics.between.observe(0.02, 4)
-    metrics.between.observe(300.0, 1)
+    metrics.between(0.02, 4)
+    metrics.between(300.0, 1)
     found = values_of(metrics, "vllm:inter_token_latency_seconds")
     bounds = {bound: found[f'_bucket{{le="{bound}",model_name="m"}}'] for bound in ("0.0025", "0.005", "120.0", "+Inf")}
     assert bounds == {"0.0025": 0, "0.005": 4, "120.0": 4, "+Inf": 5}

@@ -2,7 +2,7 @@
 
 import collections
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -73,14 +73,15 @@ class Savings:
             self._spent += record.seconds.total
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of one server, with its model's served name as a label."""
 
     def __init__(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
-        self._model = model
+        self._model, self._stats = model, stats
+        self._intervals, self._seconds = [0] * (len(_SECONDS) + 1), 0.0
         self._plain = self._spent = 0.0
-        self.registry.register(_EngineCollector(model, stats))
+        self.registry.register(self)
         self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts")
         self._new = self._counter("vllm:generation_tokens", "Tokens of answers")
         self._ended = self._counter("vllm:request_success", "Answers that ended, by why", "finished_reason")
@@ -94,8 +95,6 @@ class Metrics:
         )
         self._responses = self._counter("selfspec:http_responses", "Answers by status", "status")
         self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", _SECONDS)
-        self.between = _Intervals(model)
-        self.registry.register(self.between)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "Time of whole answers", _SECONDS)
         self._prompts = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", _TOKENS)
@@ -142,41 +141,22 @@ class Metrics:
         histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
         return histogram.labels(self._model)
 
-
-class _Intervals(Collector):
-    """The histogram of the time between tokens, of which several count at once."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._counts, self._seconds = [0] * (len(_SECONDS) + 1), 0.0
-
-    def observe(self, seconds: float, tokens: int) -> None:
+    def between(self, seconds: float, tokens: int) -> None:
         """Counts tokens that arrived together, ``seconds`` after the ones before; each gets an equal share."""
-        self._counts[bisect_left(_SECONDS, seconds / tokens)] += tokens
+        self._intervals[bisect_left(_SECONDS, seconds / tokens)] += tokens
         self._seconds += seconds
 
-    def collect(self) -> list[Metric]:
-        """Reads it."""
-        metric = HistogramMetricFamily("vllm:inter_token_latency_seconds", "Time between tokens", labels=["model_name"])
-        bounds = (*map(str, _SECONDS), "+Inf")
-        metric.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._seconds)
-        return [metric]
-
-
-class _EngineCollector(Collector):
-    """The gauges and counters of the engine, read whenever metrics are."""
-
-    def __init__(self, model: str, stats: Callable[[], EngineStats]) -> None:
-        self._model = model
-        self._stats = stats
-
-    def collect(self) -> list[Metric]:
-        """Reads them."""
+    def collect(self) -> Iterator[Metric]:
+        """Reads the intervals between tokens, of which several count at once, and the engine's gauges and counters."""
+        labels = ["model_name"]
+        intervals = HistogramMetricFamily("vllm:inter_token_latency_seconds", "Time between tokens", labels=labels)
+        counts = zip((*map(str, _SECONDS), "+Inf"), accumulate(self._intervals), strict=True)
+        intervals.add_metric([self._model], list(counts), self._seconds)
+        yield intervals
         stats = self._stats()
         usage = stats.cache_bytes / stats.cache_limit if stats.cache_limit else 0.0
         prefixes = stats.prefix_cache
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        found: list[Metric] = []
         for kind, name, text, value in (
             (gauge, "num_requests_running", "Requests that are being answered", stats.running),
             (gauge, "num_requests_waiting", "Requests that wait", stats.waiting),
@@ -184,7 +164,6 @@ class _EngineCollector(Collector):
             (counter, "prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", prefixes.query_tokens),
             (counter, "prefix_cache_hits", "Tokens of prompts found in the prefix cache", prefixes.hit_tokens),
         ):
-            metric = kind(f"vllm:{name}", text, labels=["model_name"])
+            metric = kind(f"vllm:{name}", text, labels=labels)
             metric.add_metric([self._model], value)
-            found.append(metric)
-        return found
+            yield metric

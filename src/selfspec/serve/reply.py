@@ -154,7 +154,7 @@ class Reply:
             self._metrics.ended(answer.finished, answer.savings, now - self._began)
             return added
         if answer.pieces:
-            self._metrics.between.observe(now - self._last[answer.index], len(pieces))
+            self._metrics.between(now - self._last[answer.index], len(pieces))
         else:
             self._metrics.first_token.observe(now - self._began)
         self._last[answer.index] = now
