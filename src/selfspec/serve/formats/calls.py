@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfspec.serve.formats.lark import Rules
-from selfspec.serve.formats.scanner import Scanner, Steps
+from selfspec.serve.formats.scanner import Scanner, Steps, Tools
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ class CallFormat(ABC):
         """Reads a call, after its opener."""
 
     @abstractmethod
-    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+    def rule(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         """The rule of an answer that calls tools, in Lark's notation."""

@@ -14,13 +14,10 @@ from selfspec.serve.formats.choose import Thinking, choose_calls, choose_thinkin
 from selfspec.serve.formats.harmony import Harmony
 from selfspec.serve.formats.lark import Rules
 from selfspec.serve.formats.marks import Marks
-from selfspec.serve.formats.scanner import Scanner, Steps
+from selfspec.serve.formats.scanner import Scanner, Steps, Tools
 from selfspec.text_encoder import template_of
 
 _KEY, _SAID = "argument", "what was said"
-
-Tools = Mapping[str, Mapping[str, Any]]
-"""The JSON schemas of the arguments of tools, by name."""
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names that templates have for the reasoning of a message."""
@@ -114,8 +111,7 @@ class Dialect:
             body = _form(rules, asked.form)
             bodies.append(calls.final(rules, body) if isinstance(calls, Harmony) else body)
         if asked.tools:
-            scan = Scanner(self._marks, asked.tools)
-            rule = calls.rule(rules, scan, parallel=asked.parallel)
+            rule = calls.rule(rules, asked.tools, parallel=asked.parallel)
             bodies.append(rule if asked.must_call or asked.form is not None else self._among_text(rules, rule, asked))
         start = rules.one_of(bodies)
         if isinstance(calls, Harmony):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from selfspec.serve.formats.lark import Rules, object_schema
 from selfspec.serve.formats.marks import Marks
-from selfspec.serve.formats.scanner import Scanner, Steps
+from selfspec.serve.formats.scanner import Scanner, Steps, Tools
 
 _RECIPIENT = "to="
 _NAME = re.compile(rf"{_RECIPIENT}(functions\.)?([\w.-]{{1,128}})", re.ASCII)
@@ -49,12 +49,12 @@ class Harmony:
             if give == scan.reasoning:
                 scan.end_reasoning()
 
-    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+    def rule(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         """The rule of a call."""
         return rules.one_of(
             f"{rules.text(self.marks(f'<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>'))} "
             f"{rules.json(object_schema(schema))}"
-            for name, schema in scan.tools.items()
+            for name, schema in tools.items()
         )
 
     def final(self, rules: Rules, body: str) -> str:

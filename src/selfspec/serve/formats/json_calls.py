@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from selfspec.serve.formats.calls import CallFormat
 from selfspec.serve.formats.lark import Rules, object_schema
-from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
+from selfspec.serve.formats.scanner import NotACall, Scanner, Steps, Tools
 
 _ARGUMENTS = ("arguments", "parameters")
 _MOST_ID = 64
@@ -57,12 +57,12 @@ class JsonCalls(CallFormat):
         yield from _read_object(scan, offered=offered)
         yield from scan.space()
 
-    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+    def rule(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         """The rule of one call, or of several, with what is around them."""
         one = rules.one_of(
             f"{rules.text(json.dumps({'name': name})[:-1] + f', {json.dumps(self.key)}: ')} "
             f"{rules.json(object_schema(schema))} {rules.text('}')}"
-            for name, schema in scan.tools.items()
+            for name, schema in tools.items()
         )
         begin, end = rules.text(self.begin), rules.text(self.end)
         if self.listed:
@@ -157,12 +157,12 @@ class NamedCalls(CallFormat):
         yield from scan.space()
         yield from scan.accept(self.end)
 
-    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+    def rule(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         """The rule of one call, or of several, with what is around them."""
         one = rules.one_of(
             f"{rules.text(self.begin + self.before + name + self.after)} {rules.json(object_schema(schema))} "
             f"{rules.text(self.close + self.end)}"
-            for name, schema in scan.tools.items()
+            for name, schema in tools.items()
         )
         first, last = (rules.text(text) for text in self.section)
         return rules.add(f"{first} {one}{'+' if parallel else ''} {last}")

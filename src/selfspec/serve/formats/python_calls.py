@@ -8,7 +8,7 @@ from typing import Any
 
 from selfspec.serve.formats.calls import CallFormat
 from selfspec.serve.formats.lark import Rules, argument_schema
-from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
+from selfspec.serve.formats.scanner import NotACall, Scanner, Steps, Tools
 
 _NAMES: dict[str, Any] = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
 MOST_DEPTH = 32
@@ -54,9 +54,9 @@ class PythonCalls(CallFormat):
         scan.begin_call(name, offered=offered)
         scan.arguments(arguments)
 
-    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+    def rule(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         """The rule of one call, or of several, with what is around them."""
-        one = rules.one_of(_call(rules, name, schema) for name, schema in scan.tools.items())
+        one = rules.one_of(_call(rules, name, schema) for name, schema in tools.items())
         calls = rules.repeated(one, ", " if self.listed else "\n", parallel=parallel)
         begin, end = ("[", "]") if self.listed else ("\n", "\n")
         return rules.add(f"{rules.text(self.begin + begin)} {calls} {rules.text(end + self.end)}")

@@ -12,6 +12,9 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A generator that yields where it needs more text, and returns what it read."""
 
+Tools = Mapping[str, Mapping[str, Any]]
+"""The JSON schemas of the arguments of tools, by name."""
+
 Emit = Callable[[str], None]
 
 MOST_HELD = 2**16
@@ -43,7 +46,7 @@ class Scanner:
         parallel: whether an answer may have several calls; otherwise what follows the first one is dropped.
     """
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Mapping[str, Any]], *, parallel: bool = True) -> None:
+    def __init__(self, marks: Marks, tools: Tools, *, parallel: bool = True) -> None:
         self.tools, self.parts, self.calls, self.last = tools, list[Part](), 0, ""
         self._marks, self._parallel = marks, parallel
         self._text, self._at, self._ended = "", 0, False
@@ -159,9 +162,8 @@ class Scanner:
 
     # How it is read
 
-    def attempt(self, read: Steps[None], begun: str = "") -> Steps[bool]:
-        """Reads a call, which began with ``begun``. What is none is text; returns whether it was one."""
-        calls = self.calls
+    def attempt(self, read: Steps[None], begun: str = "") -> Steps[None]:
+        """Reads a call, which began with ``begun``. What is none is text."""
         self._held = self._at - len(begun)
         try:
             yield from read
@@ -170,7 +172,6 @@ class Scanner:
                 self.text(self._text[self._held : self._at])
         finally:
             self._held = None
-        return self.calls > calls
 
     def hold(self) -> None:
         """Makes what follows text again, unless it is the next call."""

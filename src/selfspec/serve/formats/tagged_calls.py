@@ -7,7 +7,7 @@ from typing import Any
 
 from selfspec.serve.formats.calls import CallFormat
 from selfspec.serve.formats.lark import Rules, argument_schema
-from selfspec.serve.formats.scanner import NotACall, Scanner, Steps
+from selfspec.serve.formats.scanner import NotACall, Scanner, Steps, Tools
 
 _PYTHON = {"True": ("boolean", True), "False": ("boolean", False), "None": ("null", None)}
 """Values as templates write them into earlier calls, and models after them, with their types."""
@@ -81,9 +81,9 @@ class TaggedCalls(CallFormat):
             raise NotACall
         scan.arguments('"')
 
-    def rule(self, rules: Rules, scan: Scanner, *, parallel: bool) -> str:
+    def rule(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         """The rule of one call, or of several, with what is around them."""
-        one = rules.one_of(self._call(rules, name, schema) for name, schema in scan.tools.items())
+        one = rules.one_of(self._call(rules, name, schema) for name, schema in tools.items())
         line = "\n" if self.begin and self.name[0] else ""
         call = rules.add(f"{rules.text(self.begin + line)} {one} {rules.text(self.end)}")
         return rules.repeated(call, parallel=parallel)
