@@ -59,7 +59,7 @@ def _streamed(events: str, whole: Any = None) -> dict[str, Any]:
     return {"response_model": whole, "responses": {200: {"description": text, "content": content}}}
 
 
-_CHATS = _streamed("with a `ChatChunk` each and `[DONE]` at the end.", ChatCompletion)
+_CHATS = _streamed("with a `chat.completion.chunk` each and `[DONE]` at the end.", ChatCompletion)
 _COMPLETIONS = _streamed("with a `Completion` each and `[DONE]` at the end.", Completion)
 
 _ROUTES: tuple[tuple[str, str, type[BaseModel], dict[str, Any], str], ...] = (

@@ -134,7 +134,7 @@ class _RequestBodies(Bodies):
         """A choice of the body that is not a stream."""
 
     def _body(self, kind: str, choices: Sequence[Mapping[str, Any]], **more: Usage) -> Event:
-        """A body or a chunk: a ``ChatCompletion``, a ``ChatChunk`` or a ``Completion``."""
+        """A body, or a chunk of a stream."""
         return Event({**self._head, "object": kind, "choices": choices, **more})
 
     def _name(self, token_id: int) -> str:

@@ -46,8 +46,8 @@ class Speculative(Strict):
     )
 
 
-class Sampled(Formed, Ignored):
-    """The fields of every request for text."""
+class TextRequest(Strict):
+    """The fields that chats and completions share with ``/infill``."""
 
     model: Text | None = Field(default=None, description="The model's name; without it, the one that is served.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(default=None, description="Default 1; 0 is greedy.")
@@ -56,6 +56,12 @@ class Sampled(Formed, Ignored):
         default=None, description="0 and -1 keep all tokens."
     )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stream: bool | None = None
+
+
+class Sampled(TextRequest, Formed, Ignored):
+    """The fields of chats and completions."""
+
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -86,7 +92,6 @@ class Sampled(Formed, Ignored):
         default=None, description="Only the default is supported."
     )
     use_beam_search: Literal[False] | None = Field(default=None, description="Only the default is supported.")
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: Speculative = Field(default_factory=Speculative)
     cache_salt: Annotated[str, Field(max_length=256)] | None = Field(

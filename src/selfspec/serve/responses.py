@@ -189,15 +189,6 @@ class ChatCompletion(_Answer):
     selfspec: NotRequired[Report]
 
 
-class ChatChunk(_Answer):
-    """A chunk of its stream."""
-
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChunkChoice]
-    usage: NotRequired[Usage | None]
-    selfspec: NotRequired[Report]
-
-
 class Completion(_Answer):
     """The answer of ``/v1/completions``, and a chunk of its stream."""
 

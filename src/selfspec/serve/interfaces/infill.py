@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from selfspec.serve.requests import MOST_STOPS, CompletionRequest, Stop, Text
+from selfspec.serve.requests import MOST_STOPS, CompletionRequest, Stop, Text, TextRequest
 from selfspec.serve.strict import Strict
 
 
@@ -15,12 +15,11 @@ class ExtraFile(Strict):
     text: Text
 
 
-class InfillRequest(Strict):
+class InfillRequest(TextRequest):
     """A request to ``/infill``: what is between ``input_prefix`` with ``prompt`` and ``input_suffix``."""
 
     fields: ClassVar[dict[str, str]] = {"prompt": "input_prefix", "max_tokens": "n_predict"}
 
-    model: Text | None = None
     input_prefix: Text = ""
     input_suffix: Text = ""
     prompt: Text = Field(default="", description="The beginning of what is written.")
@@ -28,13 +27,8 @@ class InfillRequest(Strict):
     n_predict: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Default: at most 128; 0 writes one token."
     )
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-1, le=2**63 - 1)] | None = Field(default=None, description="-1 is none.")
     stop: Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
-    stream: bool | None = None
     cache_prompt: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
     id_slot: Any = Field(default=None, description="Has no effect.")
     samplers: Any = Field(default=None, description="Has no effect: the order of samplers is fixed.")

@@ -16,6 +16,7 @@ from selfspec.serve.requests import (
     Message,
     Stop,
     Text,
+    TextPart,
     ToolCall,
     function_tool,
     joined,
@@ -31,11 +32,9 @@ class _Block(Strict):
     cache_control: Any = Field(default=None, description="Has no effect: every prompt is looked up.")
 
 
-class TextBlock(_Block):
+class TextBlock(TextPart):
     """Text."""
 
-    type: Literal["text"]
-    text: Text
     citations: Any = Field(default=None, description="Has no effect.")
 
 

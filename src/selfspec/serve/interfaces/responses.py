@@ -16,6 +16,7 @@ from selfspec.serve.requests import (
     ChatRequest,
     Effort,
     FunctionCall,
+    FunctionTool,
     LeftOut,
     Message,
     Speculative,
@@ -148,14 +149,10 @@ Item = Annotated[
 ]
 
 
-class FlatTool(Strict):
+class FlatTool(FunctionTool):
     """A tool that the client runs. Tools that a server would run are not supported."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(pattern=TOOL_NAME)]
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
     defer_loading: Literal[False] | None = None
 
 
