@@ -176,9 +176,6 @@ class InlineReaders:
     async def run(self, do: Callable[[RequestReader, bytes], Result], body: bytes, _: GivenUp | None = None) -> Result:
         return read(self.reader, do, body)
 
-    async def close(self) -> None:
-        pass
-
 
 def make_client(
     engine: ServedEngine, limits: Limits | None = None, adapters: Sequence[str] = (), **options: Any

@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import re
+import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from helpers.checkpoints import CHAT_TEMPLATE, EOS, make_tokenizer
 from helpers.dialects import tokenizer_of
-from helpers.harmful_reading import sleep_long, take_memory
+from helpers.harmful_reading import find_limits, sleep_long, take_memory
 from helpers.models import build
 from helpers.serving import InlineReaders, ScriptedEngine, make_client
 from selfspec.async_engine import AsyncEngine
@@ -32,7 +34,7 @@ from selfspec.runtimes import kernels
 from selfspec.serve import middleware
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.limits import Limits
-from selfspec.serve.pool import ReaderPool, _own_bytes
+from selfspec.serve.pool import ReaderPool
 from selfspec.serve.reader import RequestReader
 from selfspec.serve.requests import Message
 from selfspec.serve.served_engine import ServedEngine
@@ -343,10 +345,7 @@ def in_pool(act: Callable[[ReaderPool], Any], seconds: float = 30.0) -> Any:
     async def run() -> Any:
         pool = ReaderPool(1, seconds)
         await pool.start(reader)
-        try:
-            return await act(pool)
-        finally:
-            await pool.close()
+        return await act(pool)
 
     return asyncio.run(run())
 
@@ -372,13 +371,11 @@ def test_a_body_that_takes_too_long_or_too_much_loses_its_process_and_the_next_i
     assert seconds < 60
 
 
-def test_processes_outlive_a_pause_and_the_deletion_of_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cleaners of temporary files delete what is some days old."""
+def test_processes_outlive_a_pause_and_one_that_was_killed_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(to_process, "WORKER_MAX_IDLE_TIME", 300)
 
     async def act(pool: ReaderPool) -> bytes:
         assert to_process.WORKER_MAX_IDLE_TIME > 10**9
-        pool._file.unlink()
         pool._seconds = 0.5
         with pytest.raises(ApiError, match="too long"):
             await pool.run(sleep_long, b"{}")
@@ -389,14 +386,35 @@ def test_processes_outlive_a_pause_and_the_deletion_of_their_file(monkeypatch: p
     assert json.loads(in_pool(act))["count"] >= 3
 
 
-def test_a_reader_that_another_user_wrote_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a.reader"
-    file.write_bytes(b"x")
-    assert _own_bytes(file) == b"x"
-    other = os.getuid() + 1
-    monkeypatch.setattr(os, "getuid", lambda: other)
-    with pytest.raises(PermissionError, match="another user"):
-        _own_bytes(file)
+def test_a_process_that_ended_while_it_was_idle_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that ran out of memory; the new one is as limited as the first. No file has code that it would run."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    async def act(pool: ReaderPool) -> None:
+        before = await pool.run(find_limits, b"{}")
+        _, niceness, memory, ignores = before
+        assert (niceness, memory <= 2 * 2**30, ignores) == (min(os.nice(0) + 5, 19), True, True)
+        os.kill(before[0], signal.SIGKILL)
+        await asyncio.sleep(1.0)  # until the event loop knows
+        after = await pool.run(find_limits, b"{}")
+        assert after[0] != before[0]
+        assert after[1:] == before[1:]
+        assert await pool.run(find_limits, b"{}") == after, "which are set once"
+        assert list(tmp_path.iterdir()) == []
+
+    in_pool(act)
+
+
+def test_processes_that_two_pools_of_an_event_loop_share_have_the_reader_of_each() -> None:
+    async def act(pool: ReaderPool) -> list[int]:
+        other, body = ReaderPool(1), json.dumps({"messages": HI["messages"]}).encode()
+        await other.start(reader_of(make_tokenizer(chat_template="{{ messages[0].content }}")))
+        pools = (pool, other, pool)
+        return [json.loads(await each.run(RequestReader.tokenize, body))["count"] for each in pools]
+
+    first, second, third = in_pool(act)
+    assert first == third != second
 
 
 def test_a_body_that_was_given_up_while_it_waited_is_not_read() -> None:

@@ -1,16 +1,14 @@
 """Processes in which bodies are read: a few, which can be killed at any time, and never the server's own."""
 
 import contextlib
-import errno
 import math
 import os
 import pickle
 import signal
 import sys
-import tempfile
+import uuid
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
-from pathlib import Path
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -40,7 +38,7 @@ GivenUp = Callable[[], Awaitable[bool]]
 class ReaderPool:
     """Reads bodies in ``count`` processes, each body within ``seconds``; one that takes longer loses its process.
 
-    Bodies that wait for a process are few, and wait no longer than that either.
+    Bodies that wait for a process are few, and wait no longer than that either. The processes end with the event loop.
     """
 
     def __init__(self, count: int = 2, seconds: float = 20.0) -> None:
@@ -49,16 +47,15 @@ class ReaderPool:
         self._large_places = anyio.CapacityLimiter(max(1, count - 1))
         self._no_limit = anyio.CapacityLimiter(math.inf)  # anyio's own, beside those above
         self._waiting = 0
-        self._reader: RequestReader | None = None
-        self._file = Path()
+        self._name, self._pickled = uuid.uuid4().hex, b""
 
     async def start(self, reader: RequestReader) -> None:
-        """Starts the processes, which load the reader from a file that only this user can read."""
+        """Starts the processes, and gives each the reader."""
         to_process.WORKER_MAX_IDLE_TIME = sys.maxsize  # these processes are few, and needed at once after a pause
-        self._reader, self._file = reader, await to_thread.run_sync(_write, reader)
+        self._pickled = await to_thread.run_sync(pickle.dumps, reader)
         async with anyio.create_task_group() as group:
             for _ in range(self._count):
-                group.start_soon(self._start_one)
+                group.start_soon(self._in_process, _nothing)
 
     async def run(
         self, do: Callable[[RequestReader, bytes], Result], body: bytes, given_up: GivenUp | None = None
@@ -87,45 +84,48 @@ class ReaderPool:
         finally:
             self._waiting -= 1
 
-    async def close(self) -> None:
-        """Drops the file. The processes end with the event loop."""
-        self._reader = None
-        with contextlib.suppress(OSError):
-            self._file.unlink()
-
     async def _run(self, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
         try:
             with anyio.fail_after(self._seconds):
-                await self._keep_file()  # a process can have been ended from outside
-                return await to_process.run_sync(_read, self._file, do, body, cancellable=True, limiter=self._no_limit)
+                return await self._in_process(partial(read, do=do, body=body))
         except (TimeoutError, anyio.BrokenWorkerProcess) as error:
-            await self._start_one()  # in place of the one that was killed, before the next body needs it
+            await self._in_process(_nothing)  # in place of the one that was killed, before the next body needs it
             raise too_much() from error
 
-    async def _start_one(self) -> None:
-        await self._keep_file()
-        await to_process.run_sync(_load, self._file, cancellable=True, limiter=self._no_limit)
-
-    async def _keep_file(self) -> None:
-        """Writes the file again if it is missing: what cleans up temporary files deletes it after some days."""
-        if self._reader is not None and not self._file.exists():
-            written = await to_thread.run_sync(_write, self._reader)
-            written.replace(self._file)
+    async def _in_process(self, do: Callable[[RequestReader], Result]) -> Result:
+        """Does something with the reader in a process; one that is new is given the reader with the same call."""
+        run = partial(to_process.run_sync, cancellable=True, limiter=self._no_limit)
+        with contextlib.suppress(_NoReaderError):
+            return await run(_with_reader, self._name, do, b"")
+        return await run(_with_reader, self._name, do, self._pickled)
 
 
-def _write(reader: RequestReader) -> Path:
-    with tempfile.NamedTemporaryFile(prefix="selfspec-", suffix=".reader", delete=False) as file:
-        pickle.dump(reader, file)
-    return Path(file.name)
+# In a process of a pool
+
+_readers: dict[str, RequestReader] = {}
+"""The reader, by the name of its pool."""
 
 
-def _read(file: Path, do: Callable[[RequestReader, bytes], Result], body: bytes) -> Result:
-    return read(_load(file), do, body)
+class _NoReaderError(Exception):
+    """The process is new, and has no reader yet."""
 
 
-@lru_cache(1)
-def _load(file: Path) -> RequestReader:
-    """The reader, in a process that ends when the server does, and not before."""
+def _with_reader(name: str, do: Callable[[RequestReader], Result], pickled: bytes) -> Result:
+    if name not in _readers:
+        if not pickled:
+            raise _NoReaderError
+        _settle()
+        _readers.clear()
+        _readers[name] = pickle.loads(pickled)
+    return do(_readers[name])
+
+
+def _nothing(_: RequestReader) -> None:
+    """Only makes a process ready."""
+
+
+def _settle() -> None:
+    """Makes the process end when the server does, and not before, and limits what it takes."""
     for each in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a supervisor sends to all processes
         signal.signal(each, signal.SIG_IGN)
     if sys.platform != "win32":
@@ -134,14 +134,3 @@ def _load(file: Path) -> RequestReader:
         os.nice(_NICENESS)
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY if most < 0 else min(_MEMORY, most), most))
-    reader = pickle.loads(_own_bytes(file))
-    assert isinstance(reader, RequestReader)
-    return reader
-
-
-def _own_bytes(file: Path) -> bytes:
-    """What is in a file of this user; another one could have made it anew where it was deleted."""
-    with file.open("rb") as opened:
-        if sys.platform != "win32" and os.fstat(opened.fileno()).st_uid != os.getuid():
-            raise PermissionError(errno.EPERM, "another user made it; delete it", str(file))
-        return opened.read()

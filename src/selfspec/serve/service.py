@@ -82,7 +82,6 @@ class Service:
 
     async def close(self) -> None:
         """Ends the engine."""
-        await self._readers.close()
         await self.engine.close()
 
     @property
