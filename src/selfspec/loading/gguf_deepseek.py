@@ -3,7 +3,7 @@
 from typing import Any
 
 from selfspec.loading.gguf_family import Header
-from selfspec.loading.gguf_readers import expert_width, integers, numbers, reads
+from selfspec.loading.gguf_readers import integers, numbers, reads
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 _SOFTMAX, _SIGMOID = 1, 2
@@ -49,20 +49,18 @@ def read_groups(header: Header) -> dict[str, int]:
     """The groups of experts, and of how many a row uses some."""
     groups = header.settings.integer("expert_group_count", 1) or 1
     used = header.settings.integer("expert_group_used_count", groups) or groups
-    count = header.settings.integer("expert_count", 0)
+    count = header.settings.integer("expert_count")
     if count % groups or used > groups:
         raise damaged(f"this GGUF file uses {used} of {groups} groups of {count} experts")
     return {"n_group": groups, "topk_group": used}
 
 
 read_mixture = reads(
-    expert_width,
-    integers(0, n_shared_experts="expert_shared_count", first_k_dense_replace="leading_dense_block_count"),
     numbers(0.0, 1.0, routed_scaling_factor="expert_weights_scale"),
     lambda header: {"norm_topk_prob": bool(header.settings.get("expert_weights_norm"))},
     read_groups,
 )
-"""The settings of a mixture with shared experts, but for the number of its experts."""
+"""What a mixture with shared experts has beside its sizes."""
 
 
 def read_softmax_mixture(header: Header) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The config of a model from the header of its GGUF file, for every family that selfspec and llama.cpp both have.
 
-A family is one row of a table. What a row does not say is alike in all of them: sizes, rope, biases, the head.
+A family is one row of a table. What a row does not say is alike in all of them: sizes, rope, biases, experts, the head.
+What a config calls that, transformers' config class tells by the names that it has.
 """
 
 import re
@@ -16,6 +17,7 @@ from selfspec.loading.gguf_family import GgufFamily, Header
 from selfspec.loading.gguf_file import MOST_LAYERS, GgufTensor
 from selfspec.loading.gguf_header import short
 from selfspec.loading.gguf_own import FAMILIES, OTHERS
+from selfspec.loading.gguf_readers import usual
 from selfspec.loading.gguf_rope import read_rope, rotated_share
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 from selfspec.model.families import FAMILIES as ROWS
@@ -126,7 +128,7 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
     epsilon = settings.number(f"attention.layer_norm_{'rms_' if family.rms else ''}epsilon")
     if not context or not 0 <= epsilon < 1:
         raise damaged(f"this GGUF file has a context of {context} tokens and norms that add {epsilon:g}")
-    return {
+    values = {
         "vocab_size": embedding.shape[0],
         "hidden_size": header.hidden,
         "num_hidden_layers": header.layers,
@@ -138,8 +140,10 @@ def _read_values(family: GgufFamily, header: Header) -> dict[str, Any]:
         family.norm: epsilon,
         **({"rope_parameters": _read_rope(family, header, context)} if family.rotates else {}),
         "tie_word_embeddings": "output.weight" not in tensors,
-        **family.read_own(header),
     }
+    kind, own = transformers.CONFIG_MAPPING[family.model_type], family.read_own(header)
+    wanted = usual(header, lambda name: hasattr(kind, name) and name not in own, may_be_dense=family.may_be_dense)
+    return {**values, **wanted, **own}
 
 
 def _read_rope(family: GgufFamily, header: Header, context: int) -> dict[str, Any]:

@@ -46,11 +46,6 @@ class Header:
         """Whether some layer has a tensor of this name."""
         return any(self.layers_with(name))
 
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Whether the projections of the attention's input have biases."""
-        return self.has("attn_q.bias") or self.has("attn_qkv.bias")
-
 
 @dataclass(frozen=True)
 class GgufFamily:
@@ -76,6 +71,7 @@ class GgufFamily:
         rotates: its models have a rope.
         change_rope: reads further settings of it.
         latent: attention is to latents.
+        may_be_dense: its models may have no experts, though its config has names for their sizes.
         varies: layers may have no heads of keys or no MLP.
         own_heads: reads itself how many heads each layer has, and how large values are.
         order_outputs: gives, for a config, the outputs of tensors in transformers' order, by name, where it differs.
@@ -100,6 +96,7 @@ class GgufFamily:
     rotates: bool = True
     change_rope: Callable[[Settings, dict[str, Any]], dict[str, Any]] = lambda _, rope: rope
     latent: bool = False
+    may_be_dense: bool = False
     varies: bool = False
     own_heads: bool = False
     order_outputs: Callable[[Any], Mapping[str, Rows]] = lambda _: {}

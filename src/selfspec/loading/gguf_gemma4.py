@@ -7,7 +7,6 @@ values of earlier ones, and all read a second embedding of the tokens.
 from typing import Any
 
 from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header
-from selfspec.loading.gguf_readers import expert_width, experts, reads
 from selfspec.loading.gguf_settings import Settings, damaged, refused
 
 
@@ -38,7 +37,7 @@ def _gemma4(header: Header) -> dict[str, Any]:
         **_read_groups(settings, sliding),
         **_read_widths(settings, header.layers, shared),
         **_read_second_embedding(header),
-        **_read_experts(header),
+        "enable_moe_block": settings.integer("expert_count", 0) > 0,
     }
 
 
@@ -77,18 +76,13 @@ def _read_second_embedding(header: Header) -> dict[str, int]:
     return {"hidden_size_per_layer_input": width, "vocab_size_per_layer_input": table.shape[0]}
 
 
-def _read_experts(header: Header) -> dict[str, Any]:
-    if not header.settings.integer("expert_count", 0):
-        return {"enable_moe_block": False}
-    return reads(experts("num_experts", "top_k_experts"), expert_width, enable_moe_block=True)(header)
-
-
 GEMMA4 = GgufFamily(
     "gemma4_text",
     _gemma4,
     modules=NORM_AFTER_ATTENTION,
     rope_by_layer_type=True,
     local_base=10000.0,
+    may_be_dense=True,
     varies=True,
 )
 """The row of the family."""

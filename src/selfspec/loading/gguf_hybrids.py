@@ -7,21 +7,7 @@ import numpy as np
 
 from selfspec.loading.gguf_deepseek import read_mixture, require_sigmoids, sigmoids_if_said
 from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header, Rows
-from selfspec.loading.gguf_readers import (
-    MOST_EXPERTS,
-    Reader,
-    biases,
-    biases_and_mlp,
-    expert_width,
-    experts,
-    has,
-    integers,
-    multipliers,
-    passes_over,
-    picture_positions,
-    qwen2_moe,
-    reads,
-)
+from selfspec.loading.gguf_readers import Reader, has, integers, multipliers, passes_over, picture_positions, reads
 from selfspec.loading.gguf_settings import damaged, refused
 
 _PERIOD = 4
@@ -124,7 +110,7 @@ def _nemotron_kinds(header: Header) -> dict[str, Any]:
     groups, widths = (settings.by_layer(name) for name in ("attention.head_count_kv", "feed_forward_length"))
     if not len(groups) == len(widths) == header.layers:
         raise damaged(f"this GGUF file has kinds of {len(groups)} and {len(widths)} layers of {header.layers}")
-    mlp = "moe" if "expert_count" in settings else "mlp"
+    mlp = "moe" if settings.integer("expert_count", 0) else "mlp"
     kinds = [
         "full_attention" if heads else mlp if width else "linear_attention"
         for heads, width in zip(groups, widths, strict=True)
@@ -133,10 +119,10 @@ def _nemotron_kinds(header: Header) -> dict[str, Any]:
 
 
 def _nemotron_experts(header: Header) -> dict[str, Any]:
-    if "expert_count" not in header.settings:
+    if not header.settings.integer("expert_count", 0):
         return {}
     shared = integers(moe_shared_expert_intermediate_size="expert_shared_feed_forward_length")
-    return reads(sigmoids_if_said, experts("n_routed_experts"), read_mixture, shared)(header)
+    return reads(sigmoids_if_said, read_mixture, shared)(header)
 
 
 def _read_period(chosen: list[bool], name: str) -> dict[str, int]:
@@ -158,17 +144,15 @@ def _granite_hybrid(header: Header) -> dict[str, Any]:
     settings = header.settings
     if settings.get("rope.scaling.finetuned") is not False:
         raise refused("this GGUF file is of a Granite hybrid with a rope (Bamba), not supported")
-    has_experts = settings.integer("expert_count", 0, most=MOST_EXPERTS) > 0
     shared = settings.integer("expert_shared_feed_forward_length", 0)
     return {
-        **(experts()(header) if has_experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
+        **({} if settings.integer("expert_count", 0) else {"num_local_experts": 0, "num_experts_per_tok": 0}),
         "shared_intermediate_size": shared or settings.integer("feed_forward_length"),
     }
 
 
 _qwen3_next = reads(
     _read_delta_nets,
-    qwen2_moe,
     lambda _: {"mlp_only_layers": []},
     norm_topk_prob=True,  # llama.cpp does it always
 )
@@ -179,9 +163,6 @@ _convolutions = reads(
 _lfm2_moe = reads(
     require_sigmoids,
     _convolutions,
-    experts("num_experts"),
-    expert_width,
-    integers(0, num_dense_layers="leading_dense_block_count"),
     norm_topk_prob=True,  # llama.cpp does it always
     use_expert_bias=True,
 )
@@ -189,20 +170,19 @@ _own_biases = has(mamba_conv_bias="ssm_conv1d.bias", mamba_proj_bias="ssm_in.bia
 _whole_biases = has(use_bias="ssm_in.bias", use_conv_bias="ssm_conv1d.bias")
 _own_sizes = _mamba2_sizes("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
 _falcon_h1 = reads(  # whose files have the multipliers of its config in the weights
-    biases_and_mlp,
     _own_sizes,
     integers(mamba_d_ssm="ssm.inner_size"),
     _own_biases,
     has(projectors_bias="ssm_out.bias", mamba_rms_norm="ssm_norm.weight"),
     mamba_norm_before_gate=False,
 )
-_granite = reads(biases, multipliers, _granite_hybrid, _own_sizes, _expansion("mamba_expand"), _own_biases, _read_kinds)
+_granite = reads(multipliers, _granite_hybrid, _own_sizes, _expansion("mamba_expand"), _own_biases, _read_kinds)
 _nemotron_h = reads(
     # The first is the same as that of root mean squares; the family has no rope.
     passes_over("attention.layer_norm_epsilon", "rope.dimension_count", "rope.freq_base"),
     _mamba2_sizes("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
     _nemotron_kinds,
-    has(use_conv_bias="ssm_conv1d.bias"),
+    _whole_biases,
     _nemotron_experts,
 )
 _mamba = reads(
@@ -223,7 +203,6 @@ _mamba2 = reads(
 )
 _jamba = reads(
     _jamba_layers,
-    experts("num_experts"),
     integers(mamba_d_state="ssm.state_size", mamba_d_conv="ssm.conv_kernel", mamba_dt_rank="ssm.time_step_rank"),
     _expansion("mamba_expand"),
     _own_biases,
@@ -250,16 +229,17 @@ _NEMOTRON_H = GgufFamily(
     norm="layer_norm_epsilon",
     whole=frozenset({"experts"}),
     rotates=False,
+    may_be_dense=True,
     varies=True,
 )
 HYBRIDS = {
     "mamba": GgufFamily("mamba", _mamba, **_RECURRENT),
     "mamba2": GgufFamily("mamba2", _mamba2, **_RECURRENT),
     "jamba": GgufFamily("jamba", _jamba, whole=frozenset({"dt_proj"}), rotates=False, varies=True),
-    "granitehybrid": GgufFamily("granitemoehybrid", _granite, interleaved=True, varies=True),
+    "granitehybrid": GgufFamily("granitemoehybrid", _granite, interleaved=True, may_be_dense=True, varies=True),
     "qwen3next": GgufFamily("qwen3_next", _qwen3_next, order_outputs=_order_joined, **_DELTA_NETS),
     "qwen35": GgufFamily("qwen3_5_text", _qwen35, **_BY_VALUES),
-    "qwen35moe": GgufFamily("qwen3_5_moe_text", reads(_qwen35, qwen2_moe), **_BY_VALUES),
+    "qwen35moe": GgufFamily("qwen3_5_moe_text", _qwen35, **_BY_VALUES),
     "lfm2": GgufFamily("lfm2", reads(_convolutions, block_auto_adjust_ff_dim=False), norm="norm_eps", varies=True),
     "lfm2moe": GgufFamily("lfm2_moe", _lfm2_moe, norm="norm_eps", varies=True),
     "falcon-h1": GgufFamily("falcon_h1", _falcon_h1),

@@ -4,16 +4,7 @@ from typing import Any
 
 from selfspec.loading.gguf_deepseek import has_sigmoids, read_groups, read_mixture, require_sigmoids, sigmoids_if_said
 from selfspec.loading.gguf_family import GgufFamily, Header
-from selfspec.loading.gguf_readers import (
-    biases,
-    expert_width,
-    experts,
-    integers,
-    reads,
-    sparse_after_dense,
-    sparse_by_router,
-    windows,
-)
+from selfspec.loading.gguf_readers import reads, sparse_after_dense, sparse_by_router, windows
 from selfspec.loading.gguf_settings import Settings, refused
 
 _RMS = "attention.layer_norm_rms_epsilon"
@@ -39,7 +30,6 @@ def _cohere2_moe(header: Header) -> dict[str, Any]:
     if not sigmoids and not norms:
         raise refused(f"this GGUF file has a softmax without {settings.key(normed)}, which transformers always does")
     return {
-        **experts("num_experts")(header),
         **windows(default=None, period=_PERIOD, first=True)(header),
         **sparse_after_dense(header),
         "num_shared_experts": shared,
@@ -72,7 +62,7 @@ def _mimo(header: Header) -> dict[str, Any]:
             "window"
         )
     return {
-        **reads(sigmoids_if_said, experts("n_routed_experts"), expert_width, read_groups, sparse_by_router)(header),
+        **reads(sigmoids_if_said, read_groups, sparse_by_router)(header),
         **layers,
         "num_key_value_heads": full,
         "v_head_dim": settings.integer("attention.value_length", header.head_dim),
@@ -89,11 +79,11 @@ def _unscaled(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bailing2(header: Header) -> dict[str, Any]:
-    settings, values = header.settings, read_mixture(header)
-    size, shared = values["moe_intermediate_size"], values["n_shared_experts"]
+    settings = header.settings
+    size, shared = settings.integer("expert_feed_forward_length"), settings.integer("expert_shared_count", 0)
     if shared > 1 or settings.integer("expert_shared_feed_forward_length", size) not in (0, size):
         raise refused(f"this GGUF file has {shared} shared experts, or one of another width than {size}, not supported")
-    return {**values, "use_qk_norm": True}
+    return {**read_mixture(header), "use_qk_norm": True}
 
 
 def _laguna(header: Header) -> dict[str, Any]:
@@ -109,10 +99,9 @@ def _laguna(header: Header) -> dict[str, Any]:
         )
     if not settings.get(normed):
         raise refused(f"this GGUF file does not have {settings.key(normed)}, which transformers always does")
-    shared_width = integers(shared_expert_intermediate_size="expert_shared_feed_forward_length")
     return {
         "sliding_window": 0,
-        **reads(require_sigmoids, experts("num_experts"), expert_width, shared_width, sparse_after_dense)(header),
+        **reads(require_sigmoids, sparse_after_dense)(header),
         **windows(default=0, period=_PERIOD, first=True)(header),
         "num_attention_heads": heads[0],
         "num_attention_heads_per_layer": heads,
@@ -122,9 +111,7 @@ def _laguna(header: Header) -> dict[str, Any]:
 
 
 MIXTURES = {
-    "bailingmoe2": GgufFamily(
-        "sarvam_moe", reads(require_sigmoids, biases, experts("n_routed_experts"), _bailing2), partial_rope=True
-    ),
+    "bailingmoe2": GgufFamily("sarvam_moe", reads(require_sigmoids, _bailing2), partial_rope=True),
     "cohere2moe": GgufFamily("cohere2_moe", _cohere2_moe, norm="layer_norm_eps", rms=False),
     "mimo2": GgufFamily(
         "mimo_v2_flash",

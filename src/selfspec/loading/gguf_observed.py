@@ -8,18 +8,7 @@ import numpy as np
 from selfspec.loading.gguf_deepseek import latent_ranks, sigmoids_if_said
 from selfspec.loading.gguf_family import NORM_AFTER_ATTENTION, GgufFamily, Header, Rows
 from selfspec.loading.gguf_gemma4 import GEMMA4
-from selfspec.loading.gguf_readers import (
-    biases,
-    biases_and_mlp,
-    expert_width,
-    experts,
-    has,
-    integers,
-    numbers,
-    passes_over,
-    reads,
-    windows,
-)
+from selfspec.loading.gguf_readers import integers, numbers, passes_over, reads, windows
 from selfspec.loading.gguf_settings import Settings, refused
 
 _ALIBI = 8.0
@@ -88,10 +77,10 @@ def _known_epsilon(header: Header) -> dict[str, Any]:
 
 
 def _norms_of_heads(header: Header) -> dict[str, Any]:
-    settings, values = header.settings, experts()(header)
+    settings = header.settings
     if "attention.sliding_window" in settings:
         raise refused(f"this GGUF file has {settings.key('attention.sliding_window')}, which no Llama 4 model has")
-    return {**values, "use_qk_norm": values["num_local_experts"] != _MAVERICK}
+    return {"use_qk_norm": settings.integer("expert_count") != _MAVERICK}
 
 
 def _known_rope(header: Header) -> dict[str, Any]:
@@ -132,10 +121,8 @@ def _scale_queries(settings: Settings, rope: dict[str, Any]) -> dict[str, Any]:
 
 _width = integers(n_inner="feed_forward_length")
 _logit_scale = numbers(logit_scale="logit_scale")
-_cohere = reads(biases, _logit_scale, has(use_qk_norm="attn_q_norm.weight"))
-_olmo = reads(_known_epsilon, biases, numbers(0.0, None, clip_qkv="attention.clamp_kqv"))
+_olmo = reads(_known_epsilon, numbers(0.0, None, clip_qkv="attention.clamp_kqv"))
 _llama4 = reads(
-    biases,
     _norms_of_heads,
     integers(
         intermediate_size="expert_feed_forward_length",
@@ -147,20 +134,13 @@ _llama4 = reads(
 _phimoe = reads(
     _known_rope,
     passes_over("rope.scaling.original_context_length"),
-    biases,
-    experts(),
     integers(0, None, sliding_window="attention.sliding_window"),
 )
 # What embeddings, residuals and logits are multiplied by is that of the one model there is, as in llama.cpp.
-_minicpm3 = reads(biases_and_mlp, latent_ranks, _latent_sizes, scale_emb=12.0)
+_minicpm3 = reads(latent_ranks, _latent_sizes, scale_emb=12.0)
 _afmoe = reads(
     sigmoids_if_said,
-    biases,
-    experts("num_experts"),
     windows(default=0, period=_AFMOE_PERIOD),
-    integers(num_shared_experts="expert_shared_count"),
-    expert_width,
-    integers(0, num_dense_layers="leading_dense_block_count"),
     numbers(0.0, 1.0, route_scale="expert_weights_scale"),
     global_attn_every_n_layers=_AFMOE_PERIOD,
     mup_enabled=True,  # llama.cpp has no other
@@ -172,24 +152,22 @@ OBSERVED = {
     "gpt2": GgufFamily("gpt2", _width, rotates=False, transposed=".c_", **_LAYER_NORMS),
     "starcoder": GgufFamily("gpt_bigcode", reads(_one_group, _width), rotates=False, **_LAYER_NORMS),
     "gptneox": GgufFamily(
-        "gpt_neox", reads(biases, _parallel_unless_said), partial_rope=True, order_outputs=_order_heads, **_SHORT_NAMED
+        "gpt_neox", _parallel_unless_said, partial_rope=True, order_outputs=_order_heads, **_SHORT_NAMED
     ),
     "bloom": GgufFamily("bloom", rotates=False, order_outputs=_order_heads, **_LAYER_NORMS),
     "mpt": GgufFamily("mpt", _mpt, rotates=False, **_LAYER_NORMS),
     "falcon": GgufFamily("falcon", _falcon, order_outputs=_order_heads, **_LAYER_NORMS),
     "phi2": GgufFamily("phi", partial_rope=True, **_SHORT_NAMED),
     "phimoe": GgufFamily("phimoe", _phimoe),
-    "command-r": GgufFamily("cohere", _cohere, **_SHORT_NAMED),
-    "cohere2": GgufFamily("cohere2", reads(biases, windows(default=0, period=4), _logit_scale), **_SHORT_NAMED),
+    "command-r": GgufFamily("cohere", _logit_scale, **_SHORT_NAMED),
+    "cohere2": GgufFamily("cohere2", reads(windows(default=0, period=4), _logit_scale), **_SHORT_NAMED),
     "olmo": GgufFamily("olmo", _olmo, interleaved=True, **_SHORT_NAMED),
-    "exaone": GgufFamily("exaone", biases_and_mlp),
+    "exaone": GgufFamily("exaone"),
     "llama4": GgufFamily("llama4_text", _llama4, whole=frozenset({"embed_tokens", "experts"}), transposed=".experts."),
     "mistral3": GgufFamily("ministral3", change_rope=_scale_queries, interleaved=True),
     "minicpm3": GgufFamily("minicpm3", _minicpm3, latent=True),
-    "hunyuan-moe": GgufFamily(
-        "hunyuan_v1_moe", reads(_one_width, biases, experts("num_experts", "moe_topk")), whole=frozenset({"wg"})
-    ),
-    "apertus": GgufFamily("apertus", biases),
+    "hunyuan-moe": GgufFamily("hunyuan_v1_moe", _one_width, whole=frozenset({"wg"})),
+    "apertus": GgufFamily("apertus"),
     "afmoe": GgufFamily("afmoe", _afmoe, modules=NORM_AFTER_ATTENTION),
     "gemma4": GEMMA4,
 }

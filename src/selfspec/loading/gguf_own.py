@@ -17,18 +17,12 @@ from selfspec.loading.gguf_mixtures import COHERE2_MOE_RMS, MIXTURES, has_rms
 from selfspec.loading.gguf_observed import OBSERVED
 from selfspec.loading.gguf_readers import (
     Reader,
-    biases,
-    biases_and_mlp,
-    expert_width,
-    experts,
     has,
-    has_qkv_bias,
     integers,
     multipliers,
     numbers,
     passes_over,
     picture_positions,
-    qwen2_moe,
     reads,
     sparse_by_router,
     windows,
@@ -80,7 +74,7 @@ def _ernie_shared(header: Header) -> dict[str, Any]:
     size, together = (settings.integer(f"expert_{kind}feed_forward_length", 0) for kind in ("", "shared_"))
     if not size or together != size * settings.integer("expert_shared_count", 0):
         raise damaged(f"this GGUF file has experts of {size} and shared ones of {together} together")
-    return {"moe_intermediate_size": size, "moe_num_shared_experts": together // size}
+    return {"moe_num_shared_experts": together // size}
 
 
 def _parallel_where_one_norm(header: Header) -> dict[str, Any]:
@@ -97,19 +91,17 @@ _granite = reads(
         *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
         "expert_shared_feed_forward_length",
     ),
-    biases,
     multipliers,
 )
 """Files of dense models and mixtures have settings of Granite's hybrids, too, which change nothing in them."""
 
-_mlp_bias = has(mlp_bias="ffn_up.bias")
 _SHARED_WIDTH = {"shared_intermediate_size": "expert_shared_feed_forward_length"}
-_granite_shared = reads(_granite, experts(), integers(**_SHARED_WIDTH))
+_granite_shared = reads(_granite, integers(**_SHARED_WIDTH))
 _granite_swa = reads(_granite, windows(default=None, period=4, first=True), _rope_by_layer)
-_granite_moe_swa = reads(_granite_swa, experts(), integers(0, **_SHARED_WIDTH))
-_qwen3_moe = reads(biases, experts(), expert_width, norm_topk_prob=True)  # llama.cpp does it always
-_qwen3_vl = reads(picture_positions, passes_over("n_deepstack_layers"), biases)  # layers that pictures are added after
-_routed_mixture = reads(require_sigmoids, biases, experts("n_routed_experts"), read_mixture)
+_granite_moe_swa = reads(_granite_swa, integers(0, **_SHARED_WIDTH))
+_qwen3_moe = reads(norm_topk_prob=True)  # llama.cpp does it always
+_qwen3_vl = reads(picture_positions, passes_over("n_deepstack_layers"))  # layers that pictures are added after
+_routed_mixture = reads(require_sigmoids, read_mixture)
 _wide_experts = integers(intermediate_size="expert_feed_forward_length")
 _fourth_whole = windows(default=0, period=4)
 _FINAL_SOFTCAP = {"final_logit_softcapping": "final_logit_softcapping"}
@@ -122,68 +114,49 @@ _gemma2 = reads(
 _gemma3 = reads(_attention_scale(largest=62), windows(default=0, period=6), numbers(0.0, None, **_FINAL_SOFTCAP))
 _phi3 = reads(integers(0, None, sliding_window="attention.sliding_window"), _original_context)
 _exaone4 = reads(lambda _: {"sliding_window": None}, _fourth_whole)
-_seed_oss = reads(biases_and_mlp, has(attention_out_bias="attn_output.bias"))
-_gpt_oss = reads(biases, experts(), windows(default=0, period=2), _wide_experts)
-_one_for_biases = has_qkv_bias("use_bias")
-_ernie_moe = reads(
-    _one_for_biases,
-    experts("moe_num_experts", "moe_k"),
-    _ernie_shared,
-    integers(0, moe_layer_start_index="leading_dense_block_count"),
-    integers(1, moe_layer_interval="interleave_moe_layer_step"),
-)
-_exaone_moe = reads(
-    require_sigmoids,
-    passes_over("expert_shared_feed_forward_length"),
-    experts("num_experts"),
-    read_mixture,
-    _fourth_whole,
-    integers(0, num_shared_experts="expert_shared_count"),
-)
-_hy_v3 = reads(require_sigmoids, biases, experts(), expert_width, _shared_by_width, sparse_by_router)
-_glm4_moe = reads(_routed_mixture, has(use_qk_norm="attn_q_norm.weight"))
-_deepseek2 = reads(experts("n_routed_experts"), read_latents, read_softmax_mixture)
-_deepseek3 = reads(experts("n_routed_experts"), read_latents, read_mixture)
+_gpt_oss = reads(windows(default=0, period=2), _wide_experts)
+_ernie_moe = reads(_ernie_shared, integers(1, moe_layer_interval="interleave_moe_layer_step"))
+_exaone_moe = reads(_routed_mixture, passes_over("expert_shared_feed_forward_length"), _fourth_whole)
+_hy_v3 = reads(require_sigmoids, _shared_by_width, sparse_by_router)
+_deepseek2 = reads(read_latents, read_softmax_mixture)
+_deepseek3 = reads(read_latents, read_mixture)
 _youtu = reads(passes_over("expert_feed_forward_length"), _all_dense, read_latents, rope_interleave=True)
-_stablelm = reads(has_qkv_bias("use_qkv_bias"), has(qk_layernorm="attn_q_norm.weight"), _parallel_where_one_norm)
 
 _SHARED_TOGETHER = {"shared_mlp.input_linear": "ffn_up_shexp"}
 
 
 FAMILIES = {
-    "llama": GgufFamily("llama", biases_and_mlp, interleaved=True),  # Mistral, too, which differs in nothing here
+    "llama": GgufFamily("llama", interleaved=True),  # Mistral, too, which differs in nothing here
     "qwen2": GgufFamily("qwen2"),
-    "qwen3": GgufFamily("qwen3", biases),
+    "qwen3": GgufFamily("qwen3"),
     "qwen3moe": GgufFamily("qwen3_moe", _qwen3_moe),
     "qwen2vl": GgufFamily("qwen2", picture_positions),  # these three: the models of text alone
     "qwen3vl": GgufFamily("qwen3", _qwen3_vl),
     "qwen3vlmoe": GgufFamily("qwen3_moe", reads(_qwen3_vl, _qwen3_moe)),
-    "qwen2moe": GgufFamily("qwen2_moe", qwen2_moe),
-    "olmoe": GgufFamily("olmoe", reads(biases, experts(), norm_topk_prob=False, clip_qkv=None)),
-    "granitemoe": GgufFamily("granitemoe", reads(_granite, experts()), interleaved=True),
+    "qwen2moe": GgufFamily("qwen2_moe", reads(norm_topk_prob=False)),  # llama.cpp never does it
+    "olmoe": GgufFamily("olmoe", reads(norm_topk_prob=False, clip_qkv=None)),
+    "granitemoe": GgufFamily("granitemoe", _granite, interleaved=True),
     # Files do not tell which layers have no rope. It is every fourth in the models that there are.
-    "smollm3": GgufFamily("smollm3", reads(biases_and_mlp, no_rope_layer_interval=4), interleaved=True),
+    "smollm3": GgufFamily("smollm3", reads(no_rope_layer_interval=4), interleaved=True),
     "phi3": GgufFamily("phi3", _phi3, partial_rope=True),
-    "olmo2": GgufFamily("olmo2", biases, modules=NORM_AFTER_ATTENTION),
+    "olmo2": GgufFamily("olmo2", modules=NORM_AFTER_ATTENTION),
     "exaone4": GgufFamily("exaone4", _exaone4, modules=NORM_AFTER_ATTENTION),
-    "seed_oss": GgufFamily("seed_oss", _seed_oss, modules=NORM_AFTER_ATTENTION),
-    "ernie4_5": GgufFamily("ernie4_5", _one_for_biases),
+    "seed_oss": GgufFamily("seed_oss", has(attention_out_bias="attn_output.bias"), modules=NORM_AFTER_ATTENTION),
+    "ernie4_5": GgufFamily("ernie4_5"),
     "ernie4_5-moe": GgufFamily("ernie4_5_moe", _ernie_moe),
-    "hunyuan-dense": GgufFamily("hunyuan_v1_dense", biases),
+    "hunyuan-dense": GgufFamily("hunyuan_v1_dense"),
     "exaone-moe": GgufFamily("exaone_moe", _exaone_moe),
     "mellum": GgufFamily("mellum", reads(_qwen3_moe, _fourth_whole), rope_by_layer_type=True),
     "hy-v3": GgufFamily("hy_v3", _hy_v3),
-    "jais2": GgufFamily("jais2", biases_and_mlp, norm="layer_norm_eps", rms=False),
-    "chatglm": GgufFamily("glm", biases, partial_rope=True),
-    "minimax-m2": GgufFamily("minimax_m2", reads(require_sigmoids, experts(), _wide_experts), partial_rope=True),
+    "jais2": GgufFamily("jais2", norm="layer_norm_eps", rms=False),
+    "chatglm": GgufFamily("glm", partial_rope=True),
+    "minimax-m2": GgufFamily("minimax_m2", reads(require_sigmoids, _wide_experts), partial_rope=True),
     "dots1": GgufFamily("dots1", reads(_routed_mixture, sliding_window=None)),
-    "nemotron": GgufFamily(
-        "nemotron", biases_and_mlp, norm="norm_eps", rms=False, norms_plus_one=True, partial_rope=True
-    ),
-    "arcee": GgufFamily("arcee", biases_and_mlp, interleaved=True),
+    "nemotron": GgufFamily("nemotron", norm="norm_eps", rms=False, norms_plus_one=True, partial_rope=True),
+    "arcee": GgufFamily("arcee", interleaved=True),
     "gemma": GgufFamily("gemma", norms_plus_one=True),
-    "granite": GgufFamily("granite", reads(_granite, _mlp_bias), interleaved=True),
-    "granite_swa": GgufFamily("granite_swa", reads(_granite_swa, _mlp_bias), interleaved=True),
+    "granite": GgufFamily("granite", _granite, interleaved=True),
+    "granite_swa": GgufFamily("granite_swa", _granite_swa, interleaved=True),
     "gemma2": GgufFamily("gemma2", _gemma2, modules=NORM_AFTER_ATTENTION, norms_plus_one=True),
     "gemma3": GgufFamily(
         "gemma3_text",
@@ -193,14 +166,14 @@ FAMILIES = {
         rope_by_layer_type=True,
         local_base=10000.0,
     ),
-    "starcoder2": GgufFamily("starcoder2", _one_for_biases, norm="norm_epsilon", rms=False),
-    "glm4": GgufFamily("glm4", biases, partial_rope=True),
-    "glm4moe": GgufFamily("glm4_moe", _glm4_moe, modules=NORM_AFTER_ATTENTION, partial_rope=True),
+    "starcoder2": GgufFamily("starcoder2", norm="norm_epsilon", rms=False),
+    "glm4": GgufFamily("glm4", partial_rope=True),
+    "glm4moe": GgufFamily("glm4_moe", _routed_mixture, modules=NORM_AFTER_ATTENTION, partial_rope=True),
     "gpt-oss": GgufFamily(
         "gpt_oss", _gpt_oss, modules=NORM_AFTER_ATTENTION, in_turns=True, transposed=".experts.", rounds_yarn=False
     ),
     "deepseek2": GgufFamily("deepseek_v2", _deepseek2, change_rope=scale_yarn, latent=True),
-    "stablelm": GgufFamily("stablelm", _stablelm, norm="layer_norm_eps", rms=False, partial_rope=True),
+    "stablelm": GgufFamily("stablelm", _parallel_where_one_norm, norm="layer_norm_eps", rms=False, partial_rope=True),
     **OBSERVED,
     **MIXTURES,
     **HYBRIDS,
@@ -208,13 +181,13 @@ FAMILIES = {
 """By ``general.architecture``."""
 
 OTHERS: tuple[tuple[str, Callable[[Settings], bool], GgufFamily], ...] = (
-    ("llama", lambda settings: _has(settings, "expert_count"), GgufFamily("mixtral", experts(), interleaved=True)),
+    ("llama", lambda settings: _has(settings, "expert_count"), GgufFamily("mixtral", interleaved=True)),
     ("deepseek2", has_sigmoids, GgufFamily("deepseek_v3", _deepseek3, change_rope=scale_yarn, latent=True)),
     ("deepseek2", lambda settings: not _has(settings, "expert_count"), GgufFamily("youtu", _youtu, latent=True)),
     (
         "olmo2",
         lambda settings: _has(settings, "attention.sliding_window"),
-        GgufFamily("olmo3", reads(biases, _fourth_whole), modules=NORM_AFTER_ATTENTION, rope_by_layer_type=True),
+        GgufFamily("olmo3", _fourth_whole, modules=NORM_AFTER_ATTENTION, rope_by_layer_type=True),
     ),
     (
         "granitemoe",

@@ -38,11 +38,6 @@ def has(**tensors: str) -> Reader:
     return lambda header: {name: header.has(tensor) for name, tensor in tensors.items()}
 
 
-def has_qkv_bias(name: str) -> Reader:
-    """Whether projections of the attention's input have biases, by what a config calls that."""
-    return lambda header: {name: header.has_qkv_bias}
-
-
 def passes_over(*names: str) -> Reader:
     """Settings that change nothing."""
 
@@ -54,16 +49,47 @@ def passes_over(*names: str) -> Reader:
     return read
 
 
-def experts(name: str = "num_local_experts", used: str = "num_experts_per_tok") -> Reader:
-    """How many experts there are and how many a row uses, by what a config calls these."""
+_SIZES = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), "expert_count"),
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk"), "expert_used_count"),
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+"""Settings of a mixture of experts, by all names that configs have for them."""
 
-    def read(header: Header) -> dict[str, Any]:
-        count, own = (header.settings.integer(f"expert_{each}count", most=MOST_EXPERTS) for each in ("", "used_"))
-        if not 0 < own <= count:
-            raise damaged(f"this GGUF file uses {own} of {count} experts")
-        return {name: count, used: own}
+_OPTIONAL_SIZES = {
+    **dict.fromkeys(("num_shared_experts", "n_shared_experts"), "expert_shared_count"),
+    **dict.fromkeys(
+        ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), "leading_dense_block_count"
+    ),
+}
+"""The same of those that are 0 where a file does not have them."""
 
-    return read
+_TENSORS = {
+    **dict.fromkeys(("attention_bias", "use_bias", "qkv_bias", "use_qkv_bias"), ("attn_q.bias", "attn_qkv.bias")),
+    "mlp_bias": ("ffn_up.bias",),
+    **dict.fromkeys(("use_qk_norm", "qk_layernorm"), ("attn_q_norm.weight",)),
+}
+"""What a config says of tensors that a model may have, by all names: whether layers have one of these."""
+
+
+def usual(header: Header, known: Callable[[str], bool], *, may_be_dense: bool) -> dict[str, Any]:
+    """What means the same in all families whose configs have a name for it.
+
+    Args:
+        header: of the file.
+        known: whether a name is one of the family's config, of which the family reads no value itself.
+        may_be_dense: whether a model of the family may have no experts.
+    """
+    settings = header.settings
+    values: dict[str, Any] = {name: any(map(header.has, tensors)) for name, tensors in _TENSORS.items() if known(name)}
+    if not any(map(known, _SIZES)) or (may_be_dense and not settings.integer("expert_count", 0)):
+        return values
+    count, own = (settings.integer(f"expert_{each}count", most=MOST_EXPERTS) for each in ("", "used_"))
+    if not 0 < own <= count:
+        raise damaged(f"this GGUF file uses {own} of {count} experts")
+    values |= {name: settings.integer(key) for name, key in _SIZES.items() if known(name)}
+    return values | {name: settings.integer(key, 0) for name, key in _OPTIONAL_SIZES.items() if known(name)}
 
 
 def sparse_by_router(header: Header) -> dict[str, Any]:
@@ -119,23 +145,5 @@ def windows(*, default: int | None, period: int, first: bool = False) -> Reader:
     return read
 
 
-biases = has_qkv_bias("attention_bias")
-"""Whether projections of attention have biases."""
-
-biases_and_mlp = reads(biases, has(mlp_bias="ffn_up.bias"))
-"""The same, and those of MLPs."""
-
 picture_positions = passes_over("rope.dimension_sections")
 """The sections of a rope for pictures: the positions of text are the same in all of them."""
-
-expert_width = integers(moe_intermediate_size="expert_feed_forward_length")
-"""The inner width of an expert."""
-
-qwen2_moe = reads(
-    experts("num_experts"),
-    expert_width,
-    integers(shared_expert_intermediate_size="expert_shared_feed_forward_length"),
-    has_qkv_bias("qkv_bias"),
-    norm_topk_prob=False,  # llama.cpp never does it
-)
-"""A mixture with a shared expert behind a gate."""
