@@ -171,6 +171,13 @@ def test_a_file_that_does_not_name_its_family() -> None:
         read_config({}, {})
 
 
+def test_a_family_that_transformers_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = open_case("llama", tmp_path)
+    monkeypatch.setattr("selfspec.loading.gguf_families.transformers.CONFIG_MAPPING", {})
+    with pytest.raises(UnsupportedModelError, match=r"transformers 5\.\d+.* has no llama models"):
+        read_config(file.metadata, file.tensors)
+
+
 OPTIONAL = (
     *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor"),
     *("rope.scale_linear", "rope.dimension_count", "rope.freq_base_swa", "attention.sliding_window_pattern"),

@@ -74,7 +74,12 @@ def _find_family(settings: Settings, metadata: Mapping[str, Any]) -> GgufFamily:
             f"{', '.join(FAMILIES)}"
         )
     others = (family for name, holds, family in OTHERS if name == settings.architecture and holds(settings))
-    return next(others, FAMILIES[settings.architecture])
+    family = next(others, FAMILIES[settings.architecture])
+    if family.model_type not in transformers.CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} has no {family.model_type} models; install a newer one"
+        )
+    return family
 
 
 def _read_header(settings: Settings, tensors: Mapping[str, GgufTensor], family: GgufFamily) -> Header:
