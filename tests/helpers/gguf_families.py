@@ -25,7 +25,7 @@ from helpers.gguf_observed import (
     observed_tensors,
 )
 from helpers.k_quants import quantise_k
-from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_header import GgufTensor
 
 ARCHITECTURES = {
     "llama": MODEL_ARCH.LLAMA,

@@ -229,7 +229,7 @@ def change_at_random(header: bytes, size: int, path: Path, files: int, read: Cal
 def split_file(path: Path) -> tuple[bytes, int]:
     """The header of a file, and the bytes of the whole file."""
     with read(path) as file:
-        end = min(tensor._offset for tensor in file.tensors.values())
+        end = min(tensor.offset for tensor in file.tensors.values())
     with path.open("rb") as content:
         return content.read(end), path.stat().st_size
 

@@ -10,7 +10,8 @@ from fixtures.make_gguf import fixture_path
 from selfspec.errors import UnsupportedModelError
 from selfspec.loading import gguf_early, gguf_model, load_model
 from selfspec.loading.gguf_early import EarlyLayout
-from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_header import GgufTensor
 from selfspec.runtimes.formats import GGUF_FORMATS
 from selfspec.runtimes.packed import PackedWeights
 

@@ -17,7 +17,8 @@ from helpers.kernels import needs_kernels
 from helpers.models import SMALLEST_GAP
 from selfspec import Engine, errors, load_model
 from selfspec.loading import gguf_model
-from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_header import GgufTensor
 from selfspec.loading.without_weights import BASE_BYTES
 from selfspec.runtimes.formats import GGUF_FORMATS
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitLinear, PackedWeights

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_header import GgufTensor
 from selfspec.runtimes.formats import GGUF_FORMATS
 from selfspec.runtimes.packed import PackedWeights
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 from selfspec.errors import ModelLoadError, UnsupportedModelError, first_line
 from selfspec.loading.gguf_ends import read_special_tokens
 from selfspec.loading.gguf_family import GgufFamily, Header
-from selfspec.loading.gguf_file import MOST_LAYERS, GgufTensor
-from selfspec.loading.gguf_header import short
+from selfspec.loading.gguf_file import MOST_LAYERS
+from selfspec.loading.gguf_header import GgufTensor, short
 from selfspec.loading.gguf_own import FAMILIES, OTHERS
 from selfspec.loading.gguf_readers import usual
 from selfspec.loading.gguf_rope import read_rope, rotated_share

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfspec.loading.gguf_file import GgufTensor
+from selfspec.loading.gguf_header import GgufTensor
 from selfspec.loading.gguf_settings import Settings
 
 Rows = npt.NDArray[np.int64]

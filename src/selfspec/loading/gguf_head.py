@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.gguf_file import GgufFile
+from selfspec.loading.gguf_header import GgufTensor
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_settings import damaged
 from selfspec.loading.gguf_tensors import Source, find_next_layer, subtract_one

@@ -7,12 +7,13 @@ alignment. A string is its length in bytes (u64) and UTF-8; an array the type of
 the items.
 """
 
+import contextlib
 import itertools
 import math
+import mmap
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from mmap import mmap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,54 +48,98 @@ _KEY_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 """The least that an entry takes."""
 
 
+class Memory:
+    """Where blocks of tensors are: a file mapped into memory, read-only, or numbers of its header."""
+
+    def __init__(self, content: mmap.mmap | bytes) -> None:
+        self._content: mmap.mmap | bytes | None = content
+
+    @property
+    def content(self) -> mmap.mmap | bytes:
+        """All bytes. Raises ``ValueError`` if the file is closed."""
+        if self._content is None:
+            raise ValueError("the GGUF file is closed")
+        return self._content
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Gives the pages of these bytes back to the system, if they are of a file."""
+        if isinstance(self.content, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self.content.madvise(mmap.MADV_DONTNEED, start, offset + nbytes - start)
+
+    def close(self) -> None:
+        """Unmaps the file, now or with the last array that shows it."""
+        content, self._content = self._content, None
+        if isinstance(content, mmap.mmap):
+            with contextlib.suppress(BufferError):  # arrays still show it: it is unmapped with the last of them
+                content.close()
+
+
 @dataclass(frozen=True)
-class TensorEntry:
-    """A tensor of the header: where its blocks are.
+class GgufTensor:
+    """A tensor of a GGUF file.
 
     Attributes:
-        type: ggml's name of its number type.
-        shape: in numpy's order.
-        offset: from the start of the data section, in bytes.
+        name: its name in the file.
+        type: ggml's name of its number type, as in ``Q4_K``.
+        shape: in numpy's order: (outputs, inputs) for a linear layer.
         nbytes: size of its blocks in bytes.
+        offset: of its blocks from the start of their memory, in bytes.
     """
 
+    name: str
     type: str
     shape: tuple[int, ...]
-    offset: int
     nbytes: int
+    offset: int = field(repr=False)
+    _memory: Memory = field(repr=False, compare=False)
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The blocks as they are in the file, row by row, in one dimension. Read-only; the pages are read when used.
+
+        The array is valid as long as it exists, also after its file is closed.
+        """
+        return np.frombuffer(self._memory.content, np.uint8, self.nbytes, self.offset)
+
+    def release(self) -> None:
+        """Gives the memory of the tensor's pages back to the system; using ``data`` again reads them again.
+
+        Does nothing on systems that cannot.
+        """
+        self._memory.release(self.offset, self.nbytes)
 
 
 @dataclass(frozen=True)
-class Header:
-    """The keys and tensors of one file, and where its data section starts."""
+class GgufPart:
+    """The keys and tensors of one file, which may be a part of a model."""
 
+    path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, TensorEntry]
-    start: int
+    tensors: Mapping[str, GgufTensor]
 
 
-def parse_header(content: mmap, path: Path) -> Header:
+def parse_header(memory: Memory, path: Path) -> GgufPart:
     """Parses a file's header, and checks that its tensors are within the file and apart from each other.
 
     Raises:
         ModelLoadError: the file is no GGUF file, or cut short or damaged.
         UnsupportedModelError: it is of another version or byte order, or a tensor has an unknown number type.
     """
-    return _Parser(content, path).parse()
+    return _Parser(memory, path).parse()
 
 
 class _Parser:
     """A position in the header, and what can be read there."""
 
-    def __init__(self, content: mmap, path: Path) -> None:
-        self._content = content
+    def __init__(self, memory: Memory, path: Path) -> None:
+        self._memory, self._content = memory, memory.content
         self._path = path
-        self._size = len(content)
+        self._size = len(self._content)
         self._end = min(self._size, _MAX_HEADER_BYTES)
         self._at = len(MAGIC)
         self._array_strings = 0
 
-    def parse(self) -> Header:
+    def parse(self) -> GgufPart:
         self._check_version()
         tensor_count, key_count = self._read("QQ")
         self._check_count(tensor_count, _TENSOR_BYTES, _MAX_ENTRIES, "tensors")
@@ -105,7 +150,7 @@ class _Parser:
             if key in metadata:
                 self._refuse(f"the key '{short(key)}' is there twice")
             metadata[key] = self._value(key)
-        tensors: dict[str, TensorEntry] = {}
+        tensors: dict[str, GgufTensor] = {}
         alignment = self._alignment(metadata)
         for _ in range(tensor_count):
             name = self._string("the name of a tensor", _MAX_NAME_BYTES)
@@ -113,8 +158,9 @@ class _Parser:
                 self._refuse(f"the tensor '{short(name)}' is there twice")
             tensors[name] = self._tensor(name, alignment)
         start = -(-self._at // alignment) * alignment
-        self._check_places(tensors, start)
-        return Header(metadata, tensors, start)
+        tensors = {name: replace(each, offset=start + each.offset) for name, each in tensors.items()}
+        self._check_places(tensors.values())
+        return GgufPart(self._path, metadata, tensors)
 
     def _check_version(self) -> None:
         if self._content[: len(MAGIC)] != MAGIC:
@@ -191,7 +237,7 @@ class _Parser:
         except UnicodeDecodeError:
             self._refuse(f"{what} is not UTF-8")
 
-    def _tensor(self, name: str, alignment: int) -> TensorEntry:
+    def _tensor(self, name: str, alignment: int) -> GgufTensor:
         what = f"the tensor '{short(name)}'"
         (dimensions,) = self._read("I")
         if dimensions > _MAX_DIMENSIONS:
@@ -210,7 +256,7 @@ class _Parser:
             self._refuse(f"{what} has an impossible shape, {shape}")
         if offset % alignment:
             self._refuse(f"{what} is at {offset:,}, which is no multiple of the alignment {alignment}")
-        return TensorEntry(kind, shape, offset, nbytes)
+        return GgufTensor(name, kind, shape, nbytes, offset, self._memory)
 
     def _type(self, number: int, what: str) -> str:
         name = NAMES[number] if number < len(NAMES) else f"number type {number}"
@@ -227,19 +273,17 @@ class _Parser:
             self._refuse("general.alignment is not a power of two")
         return alignment
 
-    def _check_places(self, tensors: Mapping[str, TensorEntry], start: int) -> None:
+    def _check_places(self, tensors: Iterable[GgufTensor]) -> None:
         """Refuses tensors that overlap, or are beyond the end of the file."""
-        ordered = sorted(tensors.items(), key=lambda item: item[1].offset)
-        for (name, entry), (other, following) in itertools.pairwise(ordered):
-            if entry.offset + entry.nbytes > following.offset:
-                self._refuse(f"the tensors '{short(name)}' and '{short(other)}' overlap")
-        if ordered:
-            last = ordered[-1][1]
-            if (missing := start + last.offset + last.nbytes - self._size) > 0:
-                raise ModelLoadError(
-                    f"'{self._path}' is truncated: {missing:,} of {self._size + missing:,} bytes are missing; "
-                    "download it again"
-                )
+        ordered = sorted(tensors, key=lambda each: each.offset)
+        for tensor, following in itertools.pairwise(ordered):
+            if tensor.offset + tensor.nbytes > following.offset:
+                self._refuse(f"the tensors '{short(tensor.name)}' and '{short(following.name)}' overlap")
+        if ordered and (missing := ordered[-1].offset + ordered[-1].nbytes - self._size) > 0:
+            raise ModelLoadError(
+                f"'{self._path}' is truncated: {missing:,} of {self._size + missing:,} bytes are missing; "
+                "download it again"
+            )
 
     def _read(self, layout: str) -> tuple[int, ...]:
         size = struct.calcsize("<" + layout)

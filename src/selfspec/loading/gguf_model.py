@@ -18,8 +18,9 @@ from selfspec.loading.catalog import InstallableModel, check_file
 from selfspec.loading.filling import StoredWeight, fill, why_no_kernels
 from selfspec.loading.gguf_early import EarlyLayout
 from selfspec.loading.gguf_families import read_config
-from selfspec.loading.gguf_file import GgufFile, GgufTensor
+from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_head import GgufHead
+from selfspec.loading.gguf_header import GgufTensor
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer

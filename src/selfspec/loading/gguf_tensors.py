@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec.loading.gguf_family import Rows
-from selfspec.loading.gguf_file import GgufTensor
-from selfspec.loading.gguf_header import short
+from selfspec.loading.gguf_header import GgufTensor, short
 from selfspec.loading.gguf_names import tensor_of
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_rope import ROPE_TENSORS
