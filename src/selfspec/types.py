@@ -8,7 +8,7 @@ from typing import Any, Literal
 from selfspec.model.kept import KeptSet
 from selfspec.params import SamplingParams as SamplingParams
 from selfspec.runtimes.chain import Path
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 
 Phase = Literal["select", "draft", "verify", "other"]
 FinishReason = Literal["length", "eos", "stop_token", "stop_string", "stopping_criteria"]
@@ -115,7 +115,7 @@ class Round:
     seconds: PhaseSeconds
     guessed: int = 0
     drafted_by: str | None = None
-    precision: AnyPrecision | None = None
+    precision: Precision | None = None
     forecast: Forecast | None = None
     probes: int = 0
     drafting: Path | None = field(default=None, compare=False)

@@ -12,7 +12,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import Path
 from selfspec.runtimes.mtp import MtpHead, MtpText
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import ROOT, TokenTree
 from selfspec.types import Forecast
 
@@ -173,7 +173,7 @@ class LayerDraft:
     limit: int
     stop: StoppingRule | None = None
     widths: TreeWidths | None = None
-    precision: AnyPrecision | None = None
+    precision: Precision | None = None
     guess: Guess | None = None
     append: Append | None = None
     choose: Chooser | None = None
@@ -259,7 +259,7 @@ class RunRound:
         return common(self.drafted, self.token_ids)
 
 
-def with_precision(draft: Draft, precision: AnyPrecision | None) -> Draft:
+def with_precision(draft: Draft, precision: Precision | None) -> Draft:
     """A layer draft from weights of another precision, unless it has named one itself; other drafts as they are."""
     if isinstance(draft, LayerDraft) and draft.precision is None and precision is not None:
         return replace(draft, precision=precision)

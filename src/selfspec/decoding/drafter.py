@@ -15,7 +15,7 @@ from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import send
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.mtp import MtpText
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.rules import Greedy, Rule
@@ -284,7 +284,7 @@ class Probe:
         return not isinstance(self._rule, Greedy)
 
     def score(
-        self, kept: KeptSet, rows: int, end: int | None = None, precision: AnyPrecision | None = None
+        self, kept: KeptSet, rows: int, end: int | None = None, precision: Precision | None = None
     ) -> torch.Tensor:
         """Lets a kept set predict a window of successive tokens in one forward.
 
@@ -308,7 +308,7 @@ class Probe:
         model = self.target.at(precision)
         return model.logits(model.run(hidden_states, kept.sublayers, forward).hidden_states)
 
-    def branches(self, rows: int, most_rows: int | None = None, precision: AnyPrecision | None = None) -> "Branches":
+    def branches(self, rows: int, most_rows: int | None = None, precision: Precision | None = None) -> "Branches":
         """Independent continuations at the last ``rows`` committed tokens (CLaSp's and KnapSpec's parallel states).
 
         Args:
@@ -321,7 +321,7 @@ class Probe:
         return Branches(self, places, most_rows, precision)
 
     def points(
-        self, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
+        self, places: Sequence[int], most_rows: int | None = None, precision: Precision | None = None
     ) -> "Points":
         """As ``branches``, at single committed tokens that need not follow each other, by their ascending positions."""
         return Points(self, places, most_rows, precision)
@@ -340,7 +340,7 @@ class Branches:
     """
 
     def __init__(
-        self, probe: Probe, places: Sequence[int], most_rows: int | None = None, precision: AnyPrecision | None = None
+        self, probe: Probe, places: Sequence[int], most_rows: int | None = None, precision: Precision | None = None
     ) -> None:
         assert places, "no rows"
         assert places[-1] < probe.committed, f"rows at {places} of {probe.committed} tokens"

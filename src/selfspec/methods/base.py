@@ -9,7 +9,7 @@ from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.settings import MethodSettings, PrecisionSettings
 from selfspec.methods.state import LearnedState
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 
@@ -50,7 +50,7 @@ class Method(ABC):
             target.check_low_bit(self.draft_precision)
 
     @property
-    def draft_precision(self) -> AnyPrecision | None:
+    def draft_precision(self) -> Precision | None:
         """Of the weights that its layer drafts run on; ``None`` for the target's own.
 
         Settings that inherit ``PrecisionSettings`` choose it. ``plan`` gives it to every layer draft that names none.

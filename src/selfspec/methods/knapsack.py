@@ -16,7 +16,7 @@ from selfspec.methods.objective import tokens_per_time
 from selfspec.methods.skipping import free_sublayers
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.parts import LatencyProfile
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 Run = Callable[[int, torch.Tensor], torch.Tensor]
@@ -283,7 +283,7 @@ def find_candidates(
     weights: tuple[int, int],
     similarity_threshold: float,
     skip_ratio: float = PAPER_SKIP_RATIO,
-    precision: AnyPrecision | None = None,
+    precision: Precision | None = None,
     fixed_ends: bool = True,
 ) -> Candidates:
     """The first stage of KnapSpec (section 3.4): one set for every skipped weight up to ``K · skip_ratio``.
@@ -322,7 +322,7 @@ def acceptance_rates(
     most_rows: int | None = None,
     *,
     reference: torch.Tensor | None = None,
-    precision: AnyPrecision | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """``α̂`` (equation 9): the share of rows at which states have the same greedy token as the target's own.
 
@@ -376,7 +376,7 @@ class RecentRounds:
         """Adds the states ``[n + 1, rows, hidden]`` of a round's tokens, the first of them at a position."""
         self._recent.append(states)
 
-    def take(self, probe: Probe, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+    def take(self, probe: Probe, precision: Precision | None) -> tuple[torch.Tensor, Branches]:
         """The target's states ``[n + 1, rows, hidden]``, and what runs branches of these rows."""
         references = torch.cat(list(self._recent), dim=1)
         return references, probe.branches(references.shape[1], self._most_rows, precision)
@@ -411,7 +411,7 @@ class SpreadRows:
                 self._rows.append((first + row, states[:, row].clone()))
             self._seen += 1
 
-    def take(self, probe: Probe, precision: AnyPrecision | None) -> tuple[torch.Tensor, Branches]:
+    def take(self, probe: Probe, precision: Precision | None) -> tuple[torch.Tensor, Branches]:
         """The states that were kept, and what runs branches of their rows."""
         references = torch.stack([states for _, states in self._rows], dim=1)
         return references, probe.points([place for place, _ in self._rows], self._most_rows, precision)

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import torch
 
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.precision import FULL_BITS, AnyPrecision
+from selfspec.runtimes.precision import FULL_BITS, Precision
 
 ALLOWANCE = 0.03
 """Share of the time that selections may take whose saving is unknown."""
@@ -140,7 +140,7 @@ class Record:
         return max(0.0, 1 - max(1.0, self.speedup) / reached)
 
 
-def draft_cost(kept: KeptSet, precision: AnyPrecision | None, dtype: torch.dtype) -> float:
+def draft_cost(kept: KeptSet, precision: Precision | None, dtype: torch.dtype) -> float:
     """``c``, time of a draft step ÷ time of a target step, by the bits of the sublayers' weights that are read.
 
     As in the papers' objectives the LM head is not counted. ``dtype`` is that of the target's weights.

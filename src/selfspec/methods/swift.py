@@ -14,7 +14,7 @@ from selfspec.methods.skipping import sublayer_ratio
 from selfspec.methods.state import LearnedState
 from selfspec.methods.swift_search import SwiftSearch, SwiftSearchSettings
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 MOST_CANDIDATES = 10
@@ -78,7 +78,7 @@ def _width(confidence: float, widths: tuple[int, ...]) -> int:
 
 
 def matchness(
-    probe: Probe, kept: KeptSet, window: int, end: int | None = None, precision: AnyPrecision | None = None
+    probe: Probe, kept: KeptSet, window: int, end: int | None = None, precision: Precision | None = None
 ) -> float:
     """The share of ``window`` (γ) successive tokens that a kept set predicts, in one forward (equations 3 and 4).
 
@@ -90,7 +90,7 @@ def matchness(
 
 
 def matchness_if_above(
-    probe: Probe, kept: KeptSet, window: int, best: float, end: int, precision: AnyPrecision | None = None
+    probe: Probe, kept: KeptSet, window: int, best: float, end: int, precision: Precision | None = None
 ) -> float:
     """``matchness`` where it can be above the best one, and else that of the window's first quarter.
 

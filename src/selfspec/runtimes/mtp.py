@@ -25,7 +25,7 @@ from selfspec.runtimes.kernels import DTYPES, load
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.packed import LowBitLinear
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import CompiledProduct, compile_head, outputs_of
 from selfspec.runtimes.runner import DraftedTokens, Runner
 from selfspec.runtimes.structures import Follow, NativeDraftHead, NativeHeadEntry, NativeHeadText
@@ -82,7 +82,7 @@ class MtpHead:
         self,
         target: Target,
         vocabulary: int | None = None,
-        precision: AnyPrecision | None = None,
+        precision: Precision | None = None,
         *,
         required: bool = True,
     ) -> None:
@@ -192,7 +192,7 @@ class MtpHead:
         return self._enter(self._target.decoder.embedding(tokens), states)
 
 
-def _can_have(own: Target, precision: AnyPrecision) -> bool:
+def _can_have(own: Target, precision: Precision) -> bool:
     try:
         own.check_low_bit(precision)
     except UnsupportedModelError:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from selfspec.errors import InvalidSettingError
 from selfspec.runtimes.formats import GROUPS, LOW_BITS, PackedFormat
@@ -63,10 +62,6 @@ class Precision:
 
     def _format(self, bits: int) -> PackedFormat | None:
         return None if bits == FULL_BITS else PackedFormat(bits, self.group)
-
-
-AnyPrecision: TypeAlias = Precision
-"""Its earlier name."""
 
 
 def check_bits(named: Sequence[tuple[str, object]]) -> None:

@@ -26,7 +26,7 @@ from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, DraftPoli
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.mtp import MtpHead, MtpText
-from selfspec.runtimes.precision import AnyPrecision
+from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 _NEAR, _NEAR_STEP = 0.25, 0.05
@@ -123,9 +123,7 @@ class LateCopies:
     threads. Without a target there is nothing to make; nor if they are ``made``.
     """
 
-    def __init__(
-        self, target: Target | None = None, precision: AnyPrecision | None = None, *, made: bool = False
-    ) -> None:
+    def __init__(self, target: Target | None = None, precision: Precision | None = None, *, made: bool = False) -> None:
         self._target, self._precision = target, precision
         self.ready = made or target is None or precision is None
         self.failed = False
