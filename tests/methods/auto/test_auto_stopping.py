@@ -185,7 +185,8 @@ def test_the_fastest_policy_brings_as_much_as_that_of_any_rate(
     best = max(policy.plan.tokens_per_second for policy in policies)
     fastest = DraftPolicy.fastest(kinds, forward, verify, 16, start)
     assert fastest.rate == pytest.approx(max(1.0, best), rel=0.015)
-    assert fastest.plan.worth(fastest.rate) <= 0.05
+    most = 0.01 * fastest.rate * fastest.plan.seconds  # rates that differ by a hundredth count as the same
+    assert fastest.plan.worth(fastest.rate) <= most + 1e-9
 
 
 @given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=12), st.floats(0.5, 3.0), st.floats(0.01, 1.0))
