@@ -265,6 +265,20 @@ def test_an_unexpected_exception_is_answered_and_logged(caplog: pytest.LogCaptur
     assert sum(record.exc_info is not None for record in caplog.records) == 2
 
 
+def test_an_unexpected_exception_before_an_answer_begins_is_in_the_log_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(ScriptedEngine, "submit", fail)
+    with make_client(ScriptedEngine()) as client:
+        answer = client.post(PATH, json=CHAT)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert "its log says why" in answer.json()["error"]["message"]
+    assert sum(record.exc_info is not None for record in caplog.records) == 1
+
+
 def run_until_gone(
     scripted: ScriptedEngine,
     body: dict[str, Any],

@@ -22,7 +22,8 @@ def to_params(prepared: Prepared, engine: ServedEngine, limits: Limits, adapter:
     """The parameters of a request for each of its prompts. All but the number of new tokens is checked once.
 
     Raises:
-        ApiError: a value is out of range, or prompt and answer do not fit the context or the limits.
+        ApiError: prompt and answer do not fit the context or the limits.
+        InvalidParameterError: a value is out of range.
     """
     counts = [_new_tokens(prepared, len(prompt), engine, limits) for prompt in prepared.prompts]
     least = _params(prepared, min(counts), adapter)
