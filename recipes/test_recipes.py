@@ -36,9 +36,9 @@ from own_texts import OwnTexts
 from phases import Phase, Recipe, Stage
 from sample import Writer, renew_samples
 from selfspec import Engine
-from selfspec.decoding.prompt import read_text
 from selfspec.decoding.step import propose
 from selfspec_lab.prompts import PROMPTS
+from selfspec_lab.testing import read_text
 from tokenizer import train_tokenizer
 from train import blend
 from training import Settings, initial_checkpoint, train_phase
