@@ -173,9 +173,9 @@ def test_a_batch_in_which_no_draft_can_pay_runs_several_steps_at_once(monkeypatc
     runs: list[int] = []
     chain = NativeForward.chain
 
-    def counted(self: NativeForward, requests: Any, sublayers: Any) -> Any:
+    def counted(self: NativeForward, requests: Any, *others: Any) -> Any:
         runs.append(len(requests))
-        return chain(self, requests, sublayers)
+        return chain(self, requests, *others)
 
     monkeypatch.setattr(NativeForward, "chain", counted)
     monkeypatch.setattr(together, "LIKELIEST", -1.0)
