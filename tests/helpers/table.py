@@ -47,6 +47,7 @@ class TableTarget:
     sublayer_count, independent_rows = SUBLAYERS, 0
     version, slot_bytes, keys_depend_on_position_alone = 1, 8, True
     native, sublayers, tree_refusal, device_kernels = None, (None,) * SUBLAYERS, None, None
+    _every = tuple(range(SUBLAYERS))
     ranks = Ranks()
 
     def new_sequence(self, prompt_length: int, capacity: int, last_length: int, adapter: Any = None) -> SequenceState:
