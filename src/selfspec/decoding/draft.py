@@ -279,6 +279,7 @@ class Proposal:
         threshold: the confidence below which drafting was to stop; ``None`` without such a rule.
         guessed: how many of the tokens were guessed before they were drafted, and so took no forward of their own.
         forwards: the rows of each forward that drafted.
+        seconds: that these took (``Drafted``).
         probes: rows after which a probe stands (``TokenDraft``).
         path: where it was drafted; ``None`` where no forward was.
     """
@@ -290,6 +291,7 @@ class Proposal:
     threshold: float | None = None
     guessed: int = 0
     forwards: tuple[int, ...] = ()
+    seconds: float | None = None
     probes: tuple[int, ...] = ()
     path: Path | None = None
 

@@ -193,7 +193,8 @@ class _Drafting:
             drafted = _without_last(drafted)
         count = len(drafted.token_ids)
         if not count:
-            return replace(_known(self._sequence, draft), forwards=drafted.forwards, path=self._path)
+            proposal = _known(self._sequence, draft)
+            return replace(proposal, forwards=drafted.forwards, seconds=drafted.seconds, path=self._path)
         tokens, tree = drafted.token_ids, TokenTree.chain(count)
         if draft.widths is not None:
             tokens, tree = self._with_siblings(drafted)
@@ -207,6 +208,7 @@ class _Drafting:
             threshold=draft.threshold,
             guessed=drafted.guessed,
             forwards=drafted.forwards,
+            seconds=drafted.seconds,
             path=self._path,
         )
 

@@ -173,6 +173,8 @@ class Drafted:
         guessed: how many of the tokens were guessed before they were drafted.
         forwards: the rows of each forward.
         finite: how many, from the first on, were chosen from logits that are all numbers, as far as that is known.
+        seconds: that the forwards took, with those of other sequences beside them; ``None`` where the host ran between
+            them.
     """
 
     token_ids: torch.Tensor
@@ -180,6 +182,7 @@ class Drafted:
     guessed: int
     forwards: tuple[int, ...]
     finite: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -322,8 +325,11 @@ class Chained:
         self.forwards.append(1 + known + probes)
         return known, probes
 
-    def output(self, structure: ChainSequence) -> Drafted:
-        """What was drafted, by the structure as the chain has left it; raises what ``stop`` or ``guess`` raised."""
+    def output(self, structure: ChainSequence, seconds: float) -> Drafted:
+        """What was drafted, by the structure as the chain has left it; raises what ``stop`` or ``guess`` raised.
+
+        ``seconds`` are those of the call.
+        """
         if self._failure is not None:
             raise self._failure
         count = structure.drafted
@@ -333,6 +339,7 @@ class Chained:
             structure.guessed,
             tuple(self.forwards),
             structure.finite,
+            seconds,
         )
 
 

@@ -244,7 +244,7 @@ class NativeForward:
         rows = sum(sum(each.forwards) for each in chained)  # those of a run differ from forward to forward
         kind = ("draft", len(sublayers), len(requests), round(rows / forwards), head is not None)
         THREADS.measured(kind, chain.forward.contents.threads, seconds, forwards)
-        return [each.output(structure) for each, structure in zip(chained, structures, strict=True)]
+        return [each.output(structure, seconds) for each, structure in zip(chained, structures, strict=True)]
 
     def verify(self, requests: Sequence[VerifyRequest], rope: Rope) -> tuple[Logits, list[dict[int, torch.Tensor]]]:
         """The logits of the whole model, for which ``chain_path`` is native, and by request the captured states."""

@@ -319,7 +319,8 @@ class AutoDrafter(Drafter):
         is_step = rows == 1 or (planned.is_step and planned.guess is None)
         spent = planned.seconds_of(1 if is_step else rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
-            beside = self._learn_costs([rows], seconds, self._forwards(planned, feedback), is_step=is_step)
+            made = self._forwards(planned, feedback)
+            beside = self._learn_costs([rows], seconds, made, feedback.proposal.seconds, is_step=is_step)
             took = self._planned + self._clock() - began
             if planned.backs_off:
                 self._backoff.note_rounds(1, took)
@@ -366,14 +367,25 @@ class AutoDrafter(Drafter):
         return self._layers.timed(feedback.proposal.forwards)
 
     def _learn_costs(
-        self, rows: Sequence[int], seconds: PhaseSeconds, forwards: Sequence[int], *, is_step: bool
+        self,
+        rows: Sequence[int],
+        seconds: PhaseSeconds,
+        forwards: Sequence[int],
+        drafting: float | None = None,
+        *,
+        is_step: bool,
     ) -> float:
-        """Learns what rounds of this request alone took; returns what each took beside what is planned for."""
+        """Learns what rounds of this request alone took; returns what each took beside what is planned for.
+
+        Of the time of a draft, forwards took ``drafting`` where that is known. The rest is the host's: it is that of a
+        round, however long the draft, and would make forwards dear that were learned of in short ones.
+        """
         self.verify_costs.note(rows, seconds.verify)
+        drafting = seconds.draft if drafting is None else drafting
         if forwards and self.layer_costs is not None:
-            self.layer_costs.note(forwards, seconds.draft)
+            self.layer_costs.note(forwards, drafting)
         if not is_step:
-            self._overhead.note(sum(rows), seconds.other)
+            self._overhead.note(sum(rows), seconds.other + seconds.draft - drafting)
             return 0.0
         self._overhead.note_steps(len(rows), seconds.other)
         return self._planning.mean
