@@ -38,7 +38,7 @@ from selfspec.methods.auto.layer_drafts import LayerChoice
 from selfspec.methods.auto.method import Auto
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
-from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance import LOW_BIT_CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import FULL_BITS, Precision
@@ -139,7 +139,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.planning)
-        self._experience = Experience(*map(AcceptanceRate, (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
+        self._experience = Experience(*map(AcceptanceRate, (MATCH_LENGTH, PROBABILITY, LOW_BIT_CONFIDENCE)))
         self._verify = LiveCosts(self.machine.verify)
         assignment = Assignment(KeptSet.full(2), Precision.of(self.bits))
         self._layers = LayerChoice(assignment, LiveCosts(self.machine.draft, self._verify))

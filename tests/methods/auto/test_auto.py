@@ -32,11 +32,14 @@ from selfspec.methods.auto.preparation import (
 )
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
+from selfspec.planning.acceptance import CONFIDENCE, LOW_BIT_CONFIDENCE, Feature
+from selfspec.planning.allowance import RoundOverhead
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import TokenTree
+from selfspec.types import Phase, PhaseClock
 
 MODEL = random_model()
 FULL = KeptSet.full(SUBLAYERS)
@@ -99,6 +102,49 @@ def test_every_layer_draft_teaches_what_its_forwards_cost(monkeypatch: pytest.Mo
         drafted.pop()
     assert min(drafted) == 1
     assert len(noted) == len(drafted)
+
+
+class SlowHost(PhaseClock):
+    """A clock on which the host takes long for each draft, beside its forwards."""
+
+    SECONDS = 5.0
+
+    def switch(self, phase: Phase) -> None:
+        if self._phase == "draft" != phase:
+            self._seconds["draft"] += self.SECONDS
+        super().switch(phase)
+
+
+def test_what_the_host_takes_for_a_draft_makes_no_forward_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "PhaseClock", SlowHost)
+    give(monkeypatch, FREE_ROWS, agreement=0.5, draft=RowCosts((1, 64), (0.4, 0.8)))
+    engine = Engine(MODEL, method="auto")
+    costs, forwards, outside = engine.method._ready.layers["greedy"].costs, list[float](), list[float]()
+    monkeypatch.setattr(costs, "note", lambda _, seconds: forwards.append(seconds))
+    monkeypatch.setattr(RoundOverhead, "note", lambda _, rows, seconds: outside.append(seconds))
+    engine.generate(prompt(20) * 2, max_new_tokens=60, ignore_eos=True)
+    assert forwards
+    assert max(forwards) < 0.2 * SlowHost.SECONDS
+    assert sum(seconds >= SlowHost.SECONDS for seconds in outside) >= len(forwards)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "feature"),
+    [
+        (Precision.of(4), FULL, LOW_BIT_CONFIDENCE),
+        (None, KeptSet.early_exit(2, SUBLAYERS), CONFIDENCE),
+        (Precision.of(4), KeptSet.early_exit(2, SUBLAYERS), CONFIDENCE),
+    ],
+)
+def test_drafts_of_all_layers_at_few_bits_are_trusted_more(
+    monkeypatch: pytest.MonkeyPatch, precision: Precision | None, kept: KeptSet, feature: Feature
+) -> None:
+    costs = RowCosts((1, 64), (1.0, 2.0))
+    trial = Trial(Assignment(kept, precision), 0.9, costs)
+    auto.give(monkeypatch, lambda *_: Preparation(costs, trial))
+    method = Engine(MODEL, method="auto").method
+    assert {each.confident.feature for each in method._ready.experience.values()} == {feature}
+    assert LOW_BIT_CONFIDENCE.mean > CONFIDENCE.mean
 
 
 def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monkeypatch: pytest.MonkeyPatch) -> None:

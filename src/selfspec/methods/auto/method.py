@@ -28,7 +28,7 @@ from selfspec.methods.base import Method
 from selfspec.methods.mtp import MtpSettings, needs_of
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
-from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance import CONFIDENCE, LOW_BIT_CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.planning.allowance import AnswerLengths, HostTime
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs
@@ -215,7 +215,8 @@ class _Ready:
 
 def _fresh(trial: Trial | None) -> Experience:
     """What is expected of drafts before the first request."""
-    confident = AcceptanceRate(CONFIDENCE)
+    rounds_all = trial is not None and trial.assignment.rounds_all
+    confident = AcceptanceRate(LOW_BIT_CONFIDENCE if rounds_all else CONFIDENCE)
     for confidence, agrees in () if trial is None else trial.confidences:
         confident.note(agrees, confidence)
     return Experience(AcceptanceRate(MATCH_LENGTH), AcceptanceRate(PROBABILITY), confident)

@@ -21,7 +21,7 @@ from selfspec.memory import free_bytes
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.methods.skipping import evenly_skipped, sublayer_ratio
 from selfspec.model.kept import KeptSet
-from selfspec.planning.acceptance import CONFIDENCE
+from selfspec.planning.acceptance import LOW_BIT_CONFIDENCE
 from selfspec.planning.plans import MOST_DRAFTED, DraftPolicy, Outlook
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs, measure_together, weight_bytes
 from selfspec.runtimes.costs.rows import RowCosts
@@ -84,6 +84,11 @@ class Assignment:
 
     kept: KeptSet
     precision: Precision | None = None
+
+    @property
+    def rounds_all(self) -> bool:
+        """All sublayers draft, at few bits."""
+        return self.precision is not None and len(self.kept.sublayers) == self.kept.total
 
     @cached_property
     def name(self) -> str:
@@ -204,7 +209,7 @@ def _estimate(target: Target, settings: AutoSettings) -> Preparation:
         return Preparation(verify, None, measured=False)
     if needed > allowed_bytes(target, settings):
         return Preparation(verify, None, needed, measured=False)
-    layers = Trial(Assignment(KeptSet.full(target.sublayer_count), precision), CONFIDENCE.mean, draft)
+    layers = Trial(Assignment(KeptSet.full(target.sublayer_count), precision), LOW_BIT_CONFIDENCE.mean, draft)
     return Preparation(verify, layers, measured=False)
 
 
@@ -221,7 +226,7 @@ def _from_device_trial(target: Target, tried: DeviceTrial, settings: AutoSetting
             if needed > allowed_bytes(target, settings):
                 return Preparation(verify, None, needed, measured=False)
             assignment = Assignment(KeptSet.full(target.sublayer_count), precision)
-            return Preparation(verify, Trial(assignment, CONFIDENCE.mean, draft), measured=False)
+            return Preparation(verify, Trial(assignment, LOW_BIT_CONFIDENCE.mean, draft), measured=False)
     return Preparation(verify, None, measured=False)
 
 
