@@ -145,7 +145,8 @@ BLOCKS: dict[str, Block] = {
         f"{_GGUF} --candidates plain,exact,llama.cpp --only rows,prompt",
         _only(gguf.table),
     ),
-    "auto": Block((*_AUTO_SMOLLM2, *_AUTO_OTHERS), _RUN, _auto),
+    "auto": Block(_AUTO_SMOLLM2, _RUN, _auto),
+    "auto on larger models": Block(_AUTO_OTHERS, _RUN, _auto),
     "categories": Block(_AUTO_SMOLLM2[:1], _RUN, tables.categories),
     "adversaries": Block(
         ("auto-adversaries-smollm2-bf16-cpu",),
