@@ -11,10 +11,13 @@ from selfspec.runtimes.kernel_build import LEVELS
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not all(map(shutil.which, ("g++", COMPILER, EMULATOR))),
-    reason=f"{COMPILER} and {EMULATOR} are not installed",
-)
+pytestmark = [
+    pytest.mark.early,  # programs are built
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not all(map(shutil.which, ("g++", COMPILER, EMULATOR))),
+        reason=f"{COMPILER} and {EMULATOR} are not installed",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -377,11 +377,12 @@ class AutoDrafter(Drafter):
     ) -> float:
         """Learns what rounds of this request alone took; returns what each took beside what is planned for.
 
-        Of the time of a draft, forwards took ``drafting`` where that is known. The rest is the host's: it is that of a
-        round, however long the draft, and would make forwards dear that were learned of in short ones.
+        Of the time of a draft, forwards took ``drafting`` where that is known, or this request's share where others
+        drafted beside it. The rest is the host's: it is that of a round, however long the draft, and would make
+        forwards dear that were learned of in short ones.
         """
         self.verify_costs.note(rows, seconds.verify)
-        drafting = seconds.draft if drafting is None else drafting
+        drafting = seconds.draft if drafting is None else min(drafting, seconds.draft)
         if forwards and self.layer_costs is not None:
             self.layer_costs.note(forwards, drafting)
         if not is_step:
