@@ -215,8 +215,8 @@ class _Ready:
 
 def _fresh(trial: Trial | None) -> Experience:
     """What is expected of drafts before the first request."""
-    rounds_all = trial is not None and trial.assignment.rounds_all
-    confident = AcceptanceRate(LOW_BIT_CONFIDENCE if rounds_all else CONFIDENCE)
+    is_low_bit_copy = trial is not None and trial.assignment.is_low_bit_copy
+    confident = AcceptanceRate(LOW_BIT_CONFIDENCE if is_low_bit_copy else CONFIDENCE)
     for confidence, agrees in () if trial is None else trial.confidences:
         confident.note(agrees, confidence)
     return Experience(AcceptanceRate(MATCH_LENGTH), AcceptanceRate(PROBABILITY), confident)

@@ -86,8 +86,8 @@ class Assignment:
     precision: Precision | None = None
 
     @property
-    def rounds_all(self) -> bool:
-        """All sublayers draft, at few bits."""
+    def is_low_bit_copy(self) -> bool:
+        """It is a low-bit copy of the whole model."""
         return self.precision is not None and len(self.kept.sublayers) == self.kept.total
 
     @cached_property
