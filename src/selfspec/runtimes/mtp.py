@@ -53,7 +53,7 @@ class MtpText(SequenceState):
     """
 
     missing: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    native: "NativeHead | None" = None
+    native: "NativeMtp | None" = None
 
 
 class MtpHead:
@@ -100,7 +100,7 @@ class MtpHead:
         self.precision, self._required = precision, required
         self._enter = HeadEntry(self._modules, self.own.decoder, compiled=compiled)
         self._every = tuple(range(self.own.sublayer_count))
-        self._native: NativeHead | None = None
+        self._native: NativeMtp | None = None
 
     @property
     def runner(self) -> Runner:
@@ -118,14 +118,14 @@ class MtpHead:
         state = self.own.new_sequence(capacity, capacity, capacity)
         return MtpText(state.cache, state.long_rope, native=self._native_form())
 
-    def _native_form(self) -> "NativeHead | None":
+    def _native_form(self) -> "NativeMtp | None":
         """The head for native runs; ``None`` where it cannot take part in them."""
         runner, entry = self.runner, self._enter.native
         scaled = runner.embedding_scale != 1.0  # which the head's embeddings are not
         if entry is None or runner.native is None or scaled or not runner.path().native:
             return None
         if self._native is None or self._native.forward is not runner.native:
-            self._native = NativeHead(entry, runner.native, runner.rope, self._take)
+            self._native = NativeMtp(entry, runner.native, runner.rope, self._take)
         return self._native
 
     def add(self, text: MtpText, states: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -269,7 +269,7 @@ class HeadEntry:
 
 
 @dataclass(frozen=True, eq=False)
-class NativeHead:
+class NativeMtp:
     """A head whose drafts are a part of native runs.
 
     Attributes:
@@ -294,7 +294,7 @@ class RunHead:
         limits: by sequence, most tokens of the run.
     """
 
-    def __init__(self, head: NativeHead, texts: Sequence[MtpText | None], limits: Sequence[int]) -> None:
+    def __init__(self, head: NativeMtp, texts: Sequence[MtpText | None], limits: Sequence[int]) -> None:
         self._head, self._texts = head, texts
         self._missing: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = {
             index: _with_room(*head.read(text), limit)
