@@ -32,13 +32,13 @@ from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, Propos
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.decoding.suffixes import common
 from selfspec.files import replace_file
-from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.layer_drafts import LayerChoice
 from selfspec.methods.auto.method import Auto
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.model.kept import KeptSet
-from selfspec.planning.acceptance import LOW_BIT_CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance_tables import LOW_BIT_CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import FULL_BITS, Precision

@@ -15,8 +15,8 @@ from helpers.drafts import FINDERS
 from helpers.models import build, prompt
 from helpers.runs import METHODS_OF_ANY_MODEL as METHODS
 from selfspec import Engine, EngineOptions, SamplingParams
+from selfspec.engine_options import EngineKeywords
 from selfspec.errors import InvalidParameterError, InvalidPromptError
-from selfspec.options import EngineKeywords
 from selfspec.types import Generation
 
 MODEL = build("llama")

@@ -42,4 +42,4 @@ def test_no_models_of_transformers_are_imported_before_one_is_loaded() -> None:
 
 
 def test_the_package_and_the_command_line_import_no_torch() -> None:
-    check(("selfspec", "selfspec.cli.app", "selfspec.cli.api"), ("torch", "transformers", "numpy"))
+    check(("selfspec", "selfspec.cli.command_line", "selfspec.cli.api"), ("torch", "transformers", "numpy"))

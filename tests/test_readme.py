@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.server_process import serve
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.loading import INSTALLABLE, find_installed
 
 ROOT = Path(__file__).parents[1]

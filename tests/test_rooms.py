@@ -2,7 +2,7 @@
 
 The library imports nothing from the laboratory. The laboratory imports the public modules of the library alone. There
 is no circle of files. A file imports from its own room and from lower ones. Imports inside of functions and those for
-type checkers count.
+type checkers count. A name of a module or of a public class of the library has one meaning.
 
 ``ROOMS`` lists the rooms from low to high. The package itself, ``selfspec``, exports names of ``engine`` and ``hf``, so
 it is above them and below ``cli``, which prints its version.
@@ -10,6 +10,7 @@ it is above them and below ``cli``, which prints its version.
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,7 @@ ROOMS = (
     ("loading",),
     ("text_encoder", "control_tokens"),
     ("prompts", "chat_encoder"),
-    ("options",),
+    ("engine_options",),
     ("engine", "hf"),
     ("async_engine", "engine_thread", "request_stream", "engine_stats"),
     ("selfspec",),
@@ -169,6 +170,27 @@ def test_no_file_imports_from_a_higher_room() -> None:
     assert not found, told(found)
 
 
+def named_twice(known: Files) -> set[str]:
+    """Names of modules, and of public classes, of which there are several."""
+    classes = [
+        node.name
+        for path in known.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    files = [path.stem for path in known.values() if path.stem != "__init__"]
+    return {name for name, count in Counter(classes + files).items() if count > 1}
+
+
+def test_a_name_has_one_meaning() -> None:
+    assert named_twice(LIBRARY) == {"api"}  # what commands, and what methods of other packages import
+
+
+def test_a_name_with_two_meanings_is_found(tmp_path: Path) -> None:
+    files = {"types": "class Round: ...", "limits": "", "serve/limits": "class _Own: ...\nclass Round: ..."}
+    assert named_twice(write(tmp_path, files)) == {"Round", "limits"}
+
+
 def test_the_page_names_every_public_module() -> None:
     page = (ROOT / "docs" / "interface.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(selfspec[\w.]*)`", page))
@@ -194,8 +216,8 @@ def test_the_laboratory_requires_the_version_of_the_library() -> None:
             ["types.py:2 imports selfspec.engine"],
         ),
         (
-            {"sampling/rules": "if TYPE_CHECKING:\n    from selfspec.cli.app import main", "cli/app": ""},
-            ["rules.py:2 imports selfspec.cli.app"],
+            {"sampling/rules": "if TYPE_CHECKING:\n    from selfspec.cli.options import Chat", "cli/options": ""},
+            ["rules.py:2 imports selfspec.cli.options"],
         ),
     ],
 )

@@ -22,7 +22,7 @@ from selfspec import Engine
 from selfspec.decoding.suffixes import Match
 from selfspec.methods import make_method
 from selfspec.methods.auto import known
-from selfspec.planning.acceptance import Copies
+from selfspec.planning.acceptance_tables import Copies
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import CHAT_PROMPTS
 from selfspec_lab.widening import load_model

@@ -30,7 +30,7 @@ def scripted(prompt: str, calls: dict[str, list[dict[str, Any]]]) -> str:
 
 def run(calls: dict[str, list[dict[str, Any]]]) -> None:
     """Runs ``selfspec`` with answers of the script."""
-    from selfspec.cli.app import main
+    from selfspec.cli.command_line import main
     from selfspec.serve.served_engine import ServedEngine
 
     submit = ServedEngine.submit

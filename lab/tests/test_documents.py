@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.methods.papers import PAPERS
 from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard
 from selfspec_lab.experiments import EXPERIMENTS

@@ -7,7 +7,7 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec_lab.families.examine import examine
 from selfspec_lab.families.page import cells, generated
 from selfspec_lab.families.tiny import family_names

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from helpers.checkpoints import save_checkpoint
 from helpers.models import VARIANTS, build, prompt
 from selfspec import Engine
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.errors import InvalidParameterError, ModelLoadError, OutOfMemoryError, UnsupportedModelError
 from selfspec.loading import count_parameters, resolve_name
 from selfspec_lab import widening

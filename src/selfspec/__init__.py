@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from selfspec.async_engine import RequestStream as RequestStream
     from selfspec.engine import Engine as Engine
     from selfspec.engine import Stream as Stream
-    from selfspec.hf.generate import custom_generate as custom_generate
+    from selfspec.engine_options import EngineOptions as EngineOptions
+    from selfspec.hf.custom_generate import custom_generate as custom_generate
     from selfspec.loading import load_model as load_model
     from selfspec.loading import quantise as quantise
     from selfspec.methods import METHODS as METHODS
-    from selfspec.options import EngineOptions as EngineOptions
     from selfspec.prompts import Prompt as Prompt
     from selfspec.prompts import Prompts as Prompts
     from selfspec.types import Generation as Generation
@@ -28,10 +28,10 @@ __version__ = "0.2.0"
 _NAMES = {
     "async_engine": ("AsyncEngine", "RequestStream"),
     "engine": ("Engine", "Stream"),
-    "hf.generate": ("custom_generate",),
+    "hf.custom_generate": ("custom_generate",),
     "loading": ("load_model", "quantise"),
     "methods": ("METHODS",),
-    "options": ("EngineOptions",),
+    "engine_options": ("EngineOptions",),
     "prompts": ("Prompt", "Prompts"),
     "types": ("Generation", "Round", "SamplingParams", "TextPiece"),
 }

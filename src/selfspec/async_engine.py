@@ -8,16 +8,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCacheStats
-from selfspec.decoding.prompt import Pace
+from selfspec.decoding.prompt import ReadingPace
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.engine import Engine
+from selfspec.engine_options import QueueKeywords, changed
 from selfspec.engine_stats import EngineStats, MethodCounts
 from selfspec.engine_thread import EngineThread
 from selfspec.errors import InvalidParameterError, naming
 from selfspec.memory import free_bytes
 from selfspec.methods.registry import MethodPool
-from selfspec.options import QueueKeywords, changed
 from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream
 from selfspec.runtimes.low_bit import copies_within
@@ -91,7 +91,7 @@ class AsyncEngine:
             chunks=engine.chunks,
             max_batch=options.max_batch,
             memory=self._memory,
-            pace=Pace(options.max_read_seconds),
+            pace=ReadingPace(options.max_read_seconds),
         )
         self._thread = EngineThread(
             self._scheduler,

@@ -14,15 +14,15 @@ from selfspec.decoding.prompt import chunks_of
 from selfspec.decoding.request import Request
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.decoding.text import TextStream
+from selfspec.engine_options import LOADING, EngineKeywords, EngineOptions, changed
 from selfspec.errors import InvalidParameterError, UnsupportedModelError, naming
 from selfspec.loading import load_model
-from selfspec.loading.adapters import find_adapter, read_adapters
+from selfspec.loading.adapter_files import find_adapter, read_adapters
 from selfspec.methods import make_method
 from selfspec.methods.base import Method
 from selfspec.methods.registry import DEFAULT_METHOD, find_method
 from selfspec.methods.state import read_state, write_state
 from selfspec.model.adapters import unwrapped
-from selfspec.options import LOADING, EngineKeywords, EngineOptions, changed
 from selfspec.prompts import Prompt, PromptEncoder, Prompts, as_batch
 from selfspec.runtimes.quantise import quantise
 from selfspec.runtimes.target import Target, fingerprint

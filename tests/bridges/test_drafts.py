@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.simulated_engine import DEAR, FLAT, Q4_K_M, STEP, SimulatedEngine, common, repeating
+from selfspec.bridges.bridge_options import BridgeOptions
 from selfspec.bridges.drafts import Drafts
-from selfspec.bridges.options import BridgeOptions
 from selfspec.runtimes.costs.rows import RowCosts
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=24)

@@ -21,7 +21,7 @@ from helpers.checkpoints import save_checkpoint
 from helpers.commands import run
 from selfspec import METHODS, Engine, SamplingParams, __version__
 from selfspec.cli import options
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.cli.generate import generate as generate_command
 from selfspec.cli.inputs import read_prompt
 from selfspec.cli.models import row_text
@@ -362,7 +362,7 @@ def test_warnings_of_a_load_are_printed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_warnings_of_a_server_that_loads_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfspec.cli.serve.brief_waits", dict)
     monkeypatch.setattr("selfspec.serve.logs.set_up_logs", dict)
-    monkeypatch.setattr("selfspec.serve.settings.ServeOptions.load", warn_and_refuse)
+    monkeypatch.setattr("selfspec.serve.serving.ServeOptions.load", warn_and_refuse)
     monkeypatch.setattr("selfspec.serve.server.run_server", lambda app, service, *_, **__: service.engine._load())
     assert run("serve", "--port", "0").stderr == "warning: layers are unpacked\nerror: it has no layers\n"
 

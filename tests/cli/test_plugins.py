@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from selfspec.cli import plugins
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.errors import ModelLoadError
 from selfspec.loading import bundled_models, catalog, resolve_name
 from selfspec.methods import registry

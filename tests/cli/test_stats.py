@@ -7,7 +7,7 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine
 from selfspec.cli.stats import draft_lines, draft_table, plain_reasons
-from selfspec.methods.auto.preparation import Assignment, Preparation, Trial
+from selfspec.methods.auto.preparation import Assignment, Preparation, TriedAssignment
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision
@@ -69,7 +69,7 @@ def test_lines_are_aligned_and_say_why_rounds_were_plain() -> None:
 
 def test_auto_says_what_it_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     verify, draft = RowCosts((1, 64), (1.0, 1.001)), RowCosts((1, 64), (0.2, 0.4))
-    trial = Trial(Assignment(KeptSet.full(SUBLAYERS), Precision.of(8)), 0.9, draft, ())
+    trial = TriedAssignment(Assignment(KeptSet.full(SUBLAYERS), Precision.of(8)), 0.9, draft, ())
     give(monkeypatch, Preparation(verify, trial))
     rounds = Engine(random_model()).generate(prompt(20), max_new_tokens=60, ignore_eos=True).rounds
     assert sum(record.accepted for record in rounds) > 0

@@ -9,7 +9,7 @@ import torch
 from helpers.scripted import Script
 from helpers.table import DRAWS, KEPT, VOCAB, p_value, speculative
 from selfspec.decoding.draft import Draft, LayerDraft, TokenDraft
-from selfspec.sampling.acceptance import Acceptance, Drafted, TokenTree, Verdict
+from selfspec.sampling.acceptance import Acceptance, DraftedTree, TokenTree, Verdict
 from selfspec.sampling.rules import Coupled, Speculative, seeded_generator
 
 FEWER_DRAWS = 5_000
@@ -52,7 +52,7 @@ def test_coupled_sampling_writes_the_targets_distribution() -> None:
 class BonusFromTheDraft(Speculative):
     """Wrong on purpose: what follows the last accepted token is drawn as if the first row had been rejected there."""
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         acceptance = super().accept(drafted, target_scores, positions).read()
         drawn = int(target_scores[0].softmax(-1).multinomial(1, generator=self.generator))
         return Verdict((), lambda: Acceptance(acceptance.rows, (*acceptance.token_ids[:-1], drawn)))
@@ -61,7 +61,7 @@ class BonusFromTheDraft(Speculative):
 class NoResidual(Speculative):
     """Wrong on purpose: after a rejection the next token is drawn from the whole target distribution."""
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         acceptance = super().accept(drafted, target_scores, positions).read()
         row = target_scores[acceptance.rows[-1]]
         drawn = int(row.softmax(-1).multinomial(1, generator=self.generator))
@@ -71,7 +71,7 @@ class NoResidual(Speculative):
 class AcceptsTooMuch(Speculative):
     """Wrong on purpose: verifies against the draft's own scores."""
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         if drafted.scores is None:
             return super().accept(drafted, target_scores, positions)
         mixed = (target_scores[: len(drafted.scores)] + drafted.scores) / 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.models import build, plain_text, prompt
 from selfspec.decoding.output import Output
 from selfspec.decoding.prefix_cache import CacheMemory, PrefixCache
-from selfspec.decoding.prompt import Chunks, Pace, chunks_of
+from selfspec.decoding.prompt import Chunks, ReadingPace, chunks_of
 from selfspec.decoding.request import Event, Failed, Finished, Prefilled, Request, Sequence, Started
 from selfspec.decoding.scheduler import Scheduler
 from selfspec.errors import RequestTooLargeError
@@ -74,7 +74,7 @@ def test_chunks_suit_the_model() -> None:
 
 
 def test_a_pace_follows_what_reading_takes() -> None:
-    pace = Pace(0.1)
+    pace = ReadingPace(0.1)
     assert pace.tokens(False) == float("inf")
     assert pace.tokens(True) == 64
     pace.note(64, 0.4)
@@ -86,14 +86,14 @@ def test_a_pace_follows_what_reading_takes() -> None:
     assert pace.tokens(True) == 50
     pace.note(3, 10.0)  # too few to tell
     assert pace.tokens(True) == 50
-    assert Pace(None).tokens(True) == float("inf")
+    assert ReadingPace(None).tokens(True) == float("inf")
     assert pace.tokens(True, scored=True) == 64, "of prompts that are scored it is learned apart"
     pace.note(64, 0.64, scored=True)
     assert pace.tokens(True, scored=True) == 16
     assert pace.tokens(True) == 50
 
 
-class Clocked(Pace):
+class Clocked(ReadingPace):
     """A pace to which reading takes a hundredth of a second a token, and three times that where it is scored."""
 
     def __init__(self, most_seconds: float) -> None:

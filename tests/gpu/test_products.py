@@ -19,8 +19,8 @@ pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.errors import UnsupportedModelError
 from selfspec.gpu import launch
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
+from selfspec.gpu.few_rows import divisions, low_bit_divisions
 from selfspec.gpu.launch import MOST_ROWS, look_up, multiply_dense, multiply_parts
-from selfspec.gpu.products import divisions, low_bit_divisions
 
 QUADS = (False, True) if IS_INTERPRETED else (launch.QUADS,)
 """How matrix instructions are laid out: NVIDIA's and AMD's, of which the interpreter has both."""

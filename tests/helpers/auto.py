@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, Trial
+from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, TriedAssignment
 from selfspec.model.kept import KeptSet
 from selfspec.planning.allowance import HostTime
 from selfspec.runtimes.costs.live import LiveCosts
@@ -46,4 +46,4 @@ def eager_preparation(target: Target, settings: AutoSettings) -> Preparation:
     if target.layer_count < 2:
         return Preparation(verify, None)
     kept = KeptSet.early_exit(target.layer_count - 1, target.sublayer_count)
-    return Preparation(verify, Trial(Assignment(kept), 0.9, RowCosts((1, 64), (0.001, 0.002))))
+    return Preparation(verify, TriedAssignment(Assignment(kept), 0.9, RowCosts((1, 64), (0.001, 0.002))))

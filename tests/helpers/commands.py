@@ -4,7 +4,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 
 
 def run(*arguments: str, **options: Any) -> Result:

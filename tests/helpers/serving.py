@@ -18,7 +18,7 @@ from selfspec.async_engine import EngineStats
 from selfspec.errors import SelfSpecError
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.serve.app import create_app
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.pool import GivenUp
 from selfspec.serve.reader import RequestReader, read
 from selfspec.serve.served_engine import ServedEngine

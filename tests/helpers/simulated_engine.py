@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from selfspec.bridges.bridge_options import BridgeOptions
 from selfspec.bridges.drafts import Drafts
-from selfspec.bridges.options import BridgeOptions
 from selfspec.runtimes.costs.rows import RowCosts
 
 STEP = 0.02

@@ -25,7 +25,7 @@ from helpers.checkpoints import make_tokenizer
 from helpers.models import build, prompt
 from selfspec import Engine, custom_generate
 from selfspec.errors import InvalidParameterError, InvalidPromptError, InvalidSettingError, UnknownMethodError
-from selfspec.hf.generate import CustomGenerate
+from selfspec.hf.custom_generate import CustomGenerate
 from selfspec.methods.registry import DEFAULT_METHOD
 
 PROMPT = torch.tensor([[5, 17, 3, 99, 42, 8]])

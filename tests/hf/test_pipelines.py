@@ -13,7 +13,7 @@ from helpers.checkpoints import CHAT_TEMPLATE, make_tokenizer
 from helpers.models import build, plain_text, prompt
 from selfspec import custom_generate
 from selfspec.errors import InvalidParameterError, UnknownMethodError
-from selfspec.hf.generate import CustomGenerate
+from selfspec.hf.custom_generate import CustomGenerate
 
 HUB = Path(__file__).parents[2] / "examples" / "custom_generate_hub"
 UNIFORM = {"skip_ratio": 0.5, "draft_length": 4, "confidence_threshold": 0.0}

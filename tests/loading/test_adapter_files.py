@@ -14,7 +14,7 @@ from helpers.adapters import adapted, lora, native, peft, save
 from helpers.models import build
 from selfspec import Engine
 from selfspec.errors import AdapterError, InvalidParameterError
-from selfspec.loading.adapters import CONFIG, WEIGHTS, AdapterFiles, name_adapters, read_adapter
+from selfspec.loading.adapter_files import CONFIG, WEIGHTS, AdapterFiles, name_adapters, read_adapter
 
 TASK = "CAUSAL_LM"
 

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from helpers.mtp_checkpoints import save_with_head
 from selfspec import errors, load_model
 from selfspec.loading import find_gguf_file, hub, load_config
-from selfspec.loading.adapters import read_adapter
+from selfspec.loading.adapter_files import read_adapter
 from selfspec.loading.hub import reaching_hub
-from selfspec.model.mtp import read_mtp
+from selfspec.model.mtp_modules import read_mtp
 
 NAME = "someone/some-model"
 COMMIT = "0123456789abcdef" * 2 + "01234567"

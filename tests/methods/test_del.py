@@ -20,7 +20,7 @@ from helpers.models import FAMILY_NAMES, LAYERS, build, plain_text, prompt
 from helpers.recording import Recording
 from helpers.truncated import predictions, truncated
 from selfspec import load_model
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.engine import Engine

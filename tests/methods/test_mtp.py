@@ -13,7 +13,7 @@ from helpers.kernels import needs_kernels
 from helpers.low_bit_model import random_model
 from selfspec import Engine, Generation, SamplingParams, quantise
 from selfspec.errors import ModelLoadError, UnsupportedModelError
-from selfspec.runtimes.mtp import first_outputs
+from selfspec.runtimes.mtp_head import first_outputs
 
 PROMPTS = [
     torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)).tolist()

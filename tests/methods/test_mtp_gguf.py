@@ -15,7 +15,7 @@ from selfspec import Engine
 from selfspec.errors import ModelLoadError, UnsupportedModelError
 from selfspec.loading import gguf_model
 from selfspec.loading.gguf_file import GgufFile
-from selfspec.model.mtp import has_head, read_mtp
+from selfspec.model.mtp_modules import has_head, read_mtp
 
 PREFIXES = (f"model.layers.{LAYERS}.", "mtp.")
 PROMPT = torch.randint(VOCABULARY, (24,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -14,9 +14,9 @@ from helpers.checkpoints import save_checkpoint
 from helpers.models import build, plain_text, prompt
 from helpers.recording import record
 from selfspec import METHODS, Engine
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.errors import InvalidSettingError, MethodLoadError, UnknownMethodError
-from selfspec.hf.generate import custom_generate
+from selfspec.hf.custom_generate import custom_generate
 from selfspec.methods import COMPOSITIONS, find_method, make_method
 from selfspec.methods.registry import LAB_METHODS, MethodPool
 from selfspec.runtimes.target import Target

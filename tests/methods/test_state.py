@@ -21,7 +21,7 @@ from helpers.counting import Counting, CountingSettings
 from helpers.models import build, plain_text, prompt
 from helpers.runs import DEFAULT_RUNS, RUNS
 from selfspec import METHODS, Engine
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.decoding.output import Output
 from selfspec.errors import StateError
 from selfspec.methods import state as state_module

@@ -22,7 +22,7 @@ from scipy import stats
 from selfspec.sampling.acceptance import (
     ROOT,
     Acceptance,
-    Drafted,
+    DraftedTree,
     TokenTree,
     Verdict,
     accept_matching,
@@ -149,7 +149,7 @@ Rule = Callable[[Case, Sequence[float]], Acceptance]
 def the_rule(drafted: Case, uniforms: Sequence[float]) -> Acceptance:
     tokens, target, draft = drafted.tensors
     numbers = torch.tensor(uniforms, dtype=torch.float64)
-    return accept_rejection(Drafted(drafted.tree, tokens, draft), target, numbers).read()
+    return accept_rejection(DraftedTree(drafted.tree, tokens, draft), target, numbers).read()
 
 
 def wrong_rule(wrong: str) -> Rule:
@@ -244,7 +244,7 @@ def run(function: Callable[..., Verdict], drafted: tuple, one_hot: bool) -> Acce
     probs = None if one_hot else torch.tensor(draft, dtype=torch.float64)
     numbers = torch.tensor(uniforms, dtype=torch.float64)
     target_probs = torch.tensor(target, dtype=torch.float64)
-    return function(Drafted(tree, torch.tensor(tokens, dtype=torch.long), probs), target_probs, numbers).read()
+    return function(DraftedTree(tree, torch.tensor(tokens, dtype=torch.long), probs), target_probs, numbers).read()
 
 
 @pytest.mark.parametrize("function", [accept_rejection, decide_tree, walk_tree])
@@ -307,7 +307,7 @@ def test_a_chain_decided_at_once_commits_the_very_same_tokens(vocabulary: int, o
                 uniforms[:length] *= target_probs[range(length), drawn] * 1.3
             given_probs = None if one_hot else draft_probs
             expected = step_by_step(drawn, target_probs, uniforms, given_probs)
-            chain = Drafted(TokenTree.chain(length), drawn, given_probs)
+            chain = DraftedTree(TokenTree.chain(length), drawn, given_probs)
             assert accept_rejection(chain, target_probs, uniforms).read() == expected
             assert decide_tree(chain, target_probs, uniforms).read() == expected
             lengths[length, len(expected.rows) - 1] += 1
@@ -337,7 +337,7 @@ def test_equal_distributions_accept_everything(tree: TokenTree) -> None:
     probs = torch.full((6, VOCAB), 0.25)
     numbers = torch.full((len(tree) + 1,), 1 - 2**-53, dtype=torch.float64)
     tokens = torch.arange(len(tree)) % VOCAB
-    assert accept_rejection(Drafted(tree, tokens, probs), probs[: len(tree) + 1], numbers).read().rows == (0, 1, 2)
+    assert accept_rejection(DraftedTree(tree, tokens, probs), probs[: len(tree) + 1], numbers).read().rows == (0, 1, 2)
 
 
 def test_a_residual_without_mass_falls_back_to_the_target() -> None:
@@ -345,7 +345,7 @@ def test_a_residual_without_mass_falls_back_to_the_target() -> None:
     target = torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=torch.float64) * (1 - 1e-9)
     draft = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
     numbers = torch.tensor([1 - 2**-53, 1 - 2**-53], dtype=torch.float64)
-    drafted = Drafted(TokenTree.chain(1), torch.tensor([0]), draft)
+    drafted = DraftedTree(TokenTree.chain(1), torch.tensor([0]), draft)
     assert accept_rejection(drafted, target, numbers).read().token_ids == (1,)
 
 
@@ -354,7 +354,7 @@ def test_a_token_the_draft_gives_no_probability() -> None:
     draft = torch.tensor([[0.0, 1.0]])
     numbers = torch.tensor([0.5, 0.5], dtype=torch.float64)
     for target, rows in (([0.3, 0.7], (0, 1)), ([0.0, 1.0], (0,))):
-        drafted = Drafted(TokenTree.chain(1), torch.tensor([0]), draft)
+        drafted = DraftedTree(TokenTree.chain(1), torch.tensor([0]), draft)
         result = accept_rejection(drafted, torch.tensor([target] * 2), numbers).read()
         assert result.rows == rows
 
@@ -364,5 +364,5 @@ def test_a_target_that_is_not_a_number_does_not_crash_the_rule(tree: TokenTree) 
     """The loop reports such rows; it needs an answer for the rows before them."""
     target = torch.full((len(tree) + 1, VOCAB), torch.nan)
     numbers = torch.full((len(tree) + 1,), 0.5, dtype=torch.float64)
-    drafted = Drafted(tree, torch.zeros(len(tree), dtype=torch.long))
+    drafted = DraftedTree(tree, torch.zeros(len(tree), dtype=torch.long))
     assert accept_rejection(drafted, target, numbers).read().rows == (0,)

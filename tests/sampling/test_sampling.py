@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from selfspec.sampling.acceptance import ROOT, Drafted, TokenTree
+from selfspec.sampling.acceptance import ROOT, DraftedTree, TokenTree
 from selfspec.sampling.rules import (
     Coupled,
     Greedy,
@@ -32,7 +32,7 @@ def rules(seed: int = 3) -> list[Rule]:
 
 
 def plain(rule: Rule, scores: torch.Tensor, position: int) -> int:
-    return rule.accept(Drafted(TokenTree(()), NOTHING), scores[None], (position,)).read().next_token
+    return rule.accept(DraftedTree(TokenTree(()), NOTHING), scores[None], (position,)).read().next_token
 
 
 def candidates(rule: Rule, scores: torch.Tensor, position: int, count: int) -> torch.Tensor:
@@ -89,14 +89,14 @@ def test_matching_rules_commit_what_plain_decoding_would(rule: Rule, seed: int, 
     """The committed tokens are the plain choices after each accepted row, whatever was drafted."""
     scores = some_scores(seed, rows=6)
     positions = [100 + depth for depth in TREE.depths]
-    result = rule.accept(Drafted(TREE, torch.tensor(tokens)), scores, positions).read()
+    result = rule.accept(DraftedTree(TREE, torch.tensor(tokens)), scores, positions).read()
     assert result.token_ids == tuple(plain(rule, scores[row], positions[row]) for row in result.rows)
 
 
 def test_coupled_drafts_are_accepted_where_draft_and_target_agree() -> None:
     rule, scores = Coupled(1), some_scores(4, rows=4)
     tokens = torch.cat([candidates(rule, scores[row], 10 + row, 1) for row in range(3)])
-    assert rule.accept(Drafted(TokenTree.chain(3), tokens), scores, range(10, 14)).read().rows == (0, 1, 2, 3)
+    assert rule.accept(DraftedTree(TokenTree.chain(3), tokens), scores, range(10, 14)).read().rows == (0, 1, 2, 3)
 
 
 def test_speculative_draws_are_seeded() -> None:
@@ -133,7 +133,7 @@ def test_speculative_rounds_follow_the_target() -> None:
         top, below = candidates(rule, draft[0], 0, 3), candidates(rule, draft[1], 1, 2)
         tokens = torch.cat([top[:1], below[:1], top[1:], below[1:]])
         # The rows below the root are the same for every token here: the toy model forgets its context.
-        result = rule.accept(Drafted(TREE, tokens, draft), target, TREE.depths).read()
+        result = rule.accept(DraftedTree(TREE, tokens, draft), target, TREE.depths).read()
         counts[result.token_ids[0]] += 1
     probs = target[0].double().softmax(-1)
     support = probs.nonzero().flatten().tolist()
@@ -156,7 +156,7 @@ def test_coupled_noise_depends_on_the_position_alone(calls: list[tuple[bool, int
             assert torch.equal(rule.preferences(scores[0], at), (scores + noise)[0])
         else:
             chain = TokenTree.chain(count - 1)
-            verdict = rule.accept(Drafted(chain, torch.zeros(count - 1, dtype=torch.long)), scores, positions)
+            verdict = rule.accept(DraftedTree(chain, torch.zeros(count - 1, dtype=torch.long)), scores, positions)
             assert torch.equal(verdict.numbers[-1], (scores + noise).argmax(-1))
 
 
@@ -165,5 +165,5 @@ def test_noise_is_kept_for_what_may_be_drafted_again_only() -> None:
     for at in range(0, 40, 2):
         for position in range(at, at + 3):
             rule.preferences(scores[0], position)
-        rule.accept(Drafted(TokenTree.chain(3), torch.zeros(3, dtype=torch.long)), scores, range(at, at + 4))
+        rule.accept(DraftedTree(TokenTree.chain(3), torch.zeros(3, dtype=torch.long)), scores, range(at, at + 4))
         assert len(rule._kept) <= 3

@@ -10,7 +10,7 @@ from helpers.models import ROPE_SWITCH, build, prompt
 from helpers.serving import ScriptedEngine, make_client
 from selfspec import AsyncEngine, Engine
 from selfspec.errors import RequestTooLargeError
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.served_engine import ServedEngine
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"

@@ -20,7 +20,7 @@ from selfspec.errors import EngineFailedError, RequestFailedError
 from selfspec.serve import app as app_module
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.app import create_app
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.logs import JsonFormatter
 from selfspec.serve.metrics import Metrics, Savings
 from selfspec.serve.pool import GivenUp

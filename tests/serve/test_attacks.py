@@ -33,7 +33,7 @@ from selfspec.files import check_own
 from selfspec.runtimes import kernels
 from selfspec.serve import middleware
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.pool import ReaderPool
 from selfspec.serve.reader import RequestReader
 from selfspec.serve.requests import Message

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from helpers.serving import ScriptedEngine, make_client
 from selfspec.errors import EngineFailedError, OutOfMemoryError, QueueFullError
 from selfspec.serve.api_errors import as_invalid
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.requests import ChatRequest, CompletionRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -14,7 +14,7 @@ from selfspec.errors import SelfSpecError
 from selfspec.serve import forms, reader, reply
 from selfspec.serve.api_errors import ApiError
 from selfspec.serve.bodies import ChatBodies
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.parameters import to_params
 from selfspec.serve.reader import Prepared, RequestReader, read
 

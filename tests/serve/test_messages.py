@@ -10,7 +10,7 @@ import pytest
 from helpers.dialects import tokenizer_of
 from helpers.serving import NAME, ScriptedEngine, listening, make_client
 from selfspec.errors import EngineFailedError, QueueFullError
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 
 TOOL = {
     "name": "add",

@@ -28,7 +28,7 @@ PATIENCE = 120.0
 
 
 FAILING = """
-from selfspec.cli.app import main
+from selfspec.cli.command_line import main
 from selfspec.decoding.scheduler import Scheduler
 
 class Broken(BaseException): ...
@@ -47,7 +47,7 @@ main()
 
 
 CLOSING = """
-from selfspec.cli.app import main
+from selfspec.cli.command_line import main
 from selfspec.serve import server
 
 server._CLOSING_SECONDS = 1
@@ -60,7 +60,7 @@ LOADING = """
 import sys, time
 from pathlib import Path
 
-from selfspec.cli.app import main
+from selfspec.cli.command_line import main
 from selfspec.serve.served_engine import ServedEngine
 
 go, prepare = Path(sys.argv.pop(1)), ServedEngine._prepare

@@ -32,7 +32,7 @@ from selfspec.cli.serve import serve as command
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
 from selfspec.serve import ray_server
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.ray import _NOT_HERE, RayOptions, Replica, app, check_ray_options, require_ray
 from selfspec.serve.ray_server import cpus_of_replicas
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.dialects import tokenizer_of
 from helpers.serving import NAME, ScriptedEngine, listening, make_client
 from selfspec.errors import InvalidParameterError, OutOfMemoryError
-from selfspec.serve.bodies import Event
+from selfspec.serve.bodies import SentEvent
 from selfspec.serve.interfaces.response_bodies import ResponseBodies
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed: pip install '.[dev]'")
@@ -191,7 +191,7 @@ def test_a_client_that_collects_a_stream_takes_its_pings(connect: Any, monkeypat
         """Begins each step with a ping."""
         [data] = [line for line in self.ping().splitlines() if line.startswith("data: ")]
         fields = json.loads(data.removeprefix("data: "))
-        yield Event(fields, fields["type"])
+        yield SentEvent(fields, fields["type"])
         yield from ping(self, *arguments)
 
     monkeypatch.setattr(ResponseBodies, "chunk", pinged)

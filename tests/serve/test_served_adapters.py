@@ -16,7 +16,7 @@ from selfspec.engine import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.request_stream import RequestStream
 from selfspec.serve.served_engine import ServedEngine
-from selfspec.serve.settings import ServeOptions, check_options
+from selfspec.serve.serving import ServeOptions, check_options
 from selfspec.types import SamplingParams
 
 PROMPT, LENGTH = "abcabcabcabc", 24

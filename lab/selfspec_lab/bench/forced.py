@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from selfspec import Engine
 from selfspec.errors import InvalidParameterError
 from selfspec.methods.api import Method
-from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict
+from selfspec.sampling.acceptance import Acceptance, DraftedTree, Verdict
 from selfspec.sampling.rules import Greedy
 
 
@@ -51,7 +51,7 @@ class ForcedAcceptance:
         """The scores themselves; see ``Rule.preferences``."""
         return self._greedy.preferences(scores, position)
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts at random; see ``Rule.accept``."""
         children = drafted.tree.children
 

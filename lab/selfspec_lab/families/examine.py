@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, logging
 from selfspec import Engine, Generation
 from selfspec.errors import SelfSpecError, UnsupportedModelError, first_line
 from selfspec.methods import make_method
-from selfspec.model.mtp import hold_head
+from selfspec.model.mtp_modules import hold_head
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec_lab.families.head import TinyHead

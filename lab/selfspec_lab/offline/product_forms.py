@@ -5,7 +5,7 @@ from typing import Any
 import triton.language as tl
 
 from selfspec.gpu.blocks import WITHOUT_KERNEL, tile_form
-from selfspec.gpu.products import (
+from selfspec.gpu.few_rows import (
     ADDED,
     LOW_BIT_STAGES,
     STAGES,

@@ -12,7 +12,7 @@ from helpers import auto
 from helpers.kernels import needs_kernels
 from selfspec import Engine
 from selfspec.methods.auto.method import Auto
-from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, Trial
+from selfspec.methods.auto.preparation import Assignment, AutoSettings, Preparation, TriedAssignment
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.precision import Precision
@@ -25,7 +25,7 @@ ROWS = {"16": [1.0, 1.02, 1.1], "6": [0.2, 0.22, 0.3]}
 def eight_bits(target: Target, _: AutoSettings) -> Preparation:
     """Drafts from the whole model at 8 bits."""
     assignment = Assignment(KeptSet.full(target.sublayer_count), Precision.of(8))
-    trial = Trial(assignment, 0.9, RowCosts((1, 64), (0.2, 0.4)))
+    trial = TriedAssignment(assignment, 0.9, RowCosts((1, 64), (0.2, 0.4)))
     return Preparation(RowCosts((1, 64), (1.0, 1.1)), trial)
 
 

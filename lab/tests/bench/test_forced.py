@@ -9,14 +9,14 @@ import torch
 
 from helpers.models import build, prompt
 from selfspec import Engine
-from selfspec.sampling.acceptance import Drafted, TokenTree
+from selfspec.sampling.acceptance import DraftedTree, TokenTree
 from selfspec_lab.bench.forced import ForcedAcceptance, ForcedEngine
 
 
 def accept(rule: ForcedAcceptance, tree: TokenTree) -> Any:
     drafted = torch.arange(100, 100 + len(tree))
     scores = torch.eye(len(tree) + 1, 200)  # row r of the target chooses token r
-    return rule.accept(Drafted(tree, drafted), scores, ()).read()
+    return rule.accept(DraftedTree(tree, drafted), scores, ()).read()
 
 
 @pytest.mark.parametrize("probability", [0.3, 0.8])

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from helpers.checkpoints import save_checkpoint
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec_lab.bench import options
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from helpers.checkpoints import save_checkpoint
 from helpers.models import build
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.errors import InvalidSettingError
 from selfspec_lab.bench import options
 from selfspec_lab.cli.bench_options import parse_method_settings, parse_names

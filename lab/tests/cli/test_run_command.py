@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.checkpoints import save_checkpoint
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec_lab.bench.run.measurement import Measurement
 from selfspec_lab.cli.bench_progress import RunningSpeedups
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.checkpoints import save_checkpoint
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.checks import Check, shown
 from selfspec_lab.experiments import EXPERIMENTS, base, find_experiment

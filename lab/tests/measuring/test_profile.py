@@ -15,7 +15,7 @@ from helpers.checkpoints import save_checkpoint
 from helpers.low_bit_model import random_model
 from helpers.models import LAYERS, build
 from selfspec import timing
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.model.forward import Forward
 from selfspec.runtimes.costs import store
 from selfspec.runtimes.costs.parts import PartSeconds, measure_latencies, measure_parts

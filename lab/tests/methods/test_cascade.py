@@ -18,7 +18,7 @@ from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, FixedDrafter, Needs
 from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
 from selfspec.methods import find_method, make_method
-from selfspec.planning.acceptance import Copies
+from selfspec.planning.acceptance_tables import Copies
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import TokenTree

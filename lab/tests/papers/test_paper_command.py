@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.checkpoints import save_checkpoint
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec_lab.bench.report.read import read_run
 from selfspec_lab.exit_grid import grid, search_exit
 from selfspec_lab.papers.claims import judge_table

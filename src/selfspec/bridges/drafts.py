@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 
+from selfspec.bridges.bridge_options import BridgeOptions
 from selfspec.bridges.earlier_texts import EarlierTexts
-from selfspec.bridges.options import BridgeOptions
 from selfspec.bridges.text_drafter import TextDrafter, TokenIds
-from selfspec.planning.acceptance import MATCH_LENGTH, AcceptanceRate
+from selfspec.planning.acceptance_tables import MATCH_LENGTH, AcceptanceRate
 from selfspec.planning.allowance import UNKNOWN, Allowance
 from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from selfspec.bridges.bridge_options import BridgeOptions
 from selfspec.bridges.drafts import Drafts
-from selfspec.bridges.options import BridgeOptions
 from selfspec.bridges.versions import check_engine
 from selfspec.errors import InvalidParameterError
 

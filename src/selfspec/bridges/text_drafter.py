@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec.decoding.suffixes import SuffixAutomaton, common
-from selfspec.planning.acceptance import AcceptanceRate, Copies
+from selfspec.planning.acceptance_tables import AcceptanceRate, Copies
 from selfspec.planning.allowance import Allowance, Pace, Trust, faded
 from selfspec.planning.plans import Known
 

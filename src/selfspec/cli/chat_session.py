@@ -11,10 +11,10 @@ from selfspec.chat_encoder import ChatEncoder
 from selfspec.cli.stats import Counts
 from selfspec.cli.terminal import TextWriter, own_warnings
 from selfspec.engine import Engine, Stream
+from selfspec.engine_options import EngineOptions
 from selfspec.errors import ContextLengthError
-from selfspec.loading.adapters import find_adapter
+from selfspec.loading.adapter_files import find_adapter
 from selfspec.methods import find_method, make_method
-from selfspec.options import EngineOptions
 from selfspec.types import SamplingParams
 
 Message = dict[str, str]
@@ -33,7 +33,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """A user's message with the prompt that answers it, and how many of the oldest exchanges the prompt leaves out."""
 
     user: str
@@ -65,7 +65,7 @@ class Conversation:
         self._room = room
         self._max_new_tokens = max_new_tokens
 
-    def begin(self, user: str) -> Turn:
+    def begin(self, user: str) -> ChatTurn:
         """Builds the prompt for a message; raises ``ContextLengthError`` if it does not fit even alone.
 
         The oldest exchanges are left out, as few as possible, until the answer fits: ``max_new_tokens``, but at most a
@@ -83,9 +83,9 @@ class Conversation:
                 f"the message has {len(token_ids)} tokens with the system prompt, and the model's context of "
                 f"{self._room(0)} leaves no room for an answer; shorten it"
             )
-        return Turn(user, tuple(messages), token_ids, min(self._max_new_tokens, room), left_out)
+        return ChatTurn(user, tuple(messages), token_ids, min(self._max_new_tokens, room), left_out)
 
-    def keep(self, turn: Turn, answer: str) -> None:
+    def keep(self, turn: ChatTurn, answer: str) -> None:
         """Adds a message and its answer, and drops the exchanges that the turn left out."""
         self.exchanges = [*self.exchanges[turn.left_out :], Exchange(turn.user, answer)]
 

@@ -110,8 +110,8 @@ def chosen_method(method: str, paper: str | None, authors: bool) -> str:
     """The method that ``--method``, ``--paper`` and ``--authors`` name together."""
     if paper is None and not authors:
         return method
+    from selfspec.engine_options import EngineOptions
     from selfspec.methods import find_method
-    from selfspec.options import EngineOptions
 
     chosen = EngineOptions(paper=paper, authors=authors).chosen(method)
     return find_method(chosen).name
@@ -173,7 +173,7 @@ class AdapterChoice(Choice):
     @property
     def named(self) -> dict[str, str]:
         """Their folders by their names."""
-        from selfspec.loading.adapters import name_adapters
+        from selfspec.loading.adapter_files import name_adapters
 
         return name_adapters(self.adapter or ())
 

@@ -15,14 +15,14 @@ from selfspec.cli import collection, options
 from selfspec.cli.inputs import read_settings
 from selfspec.cli.terminal import own_warnings, silence_libraries
 from selfspec.errors import EngineFailedError, InvalidParameterError, MissingPackageError
+from selfspec.serve.capacity import Limits
 from selfspec.serve.keys import API_KEY, api_keys
-from selfspec.serve.limits import Limits
 from selfspec.serve.waits import brief_waits
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine
     from selfspec.serve.address import Address
-    from selfspec.serve.settings import ServeOptions
+    from selfspec.serve.serving import ServeOptions
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 _FAILED = 1
@@ -133,7 +133,7 @@ def _serve_here(served: dict[str, Any], address: "Address", connections: int, st
 
     from selfspec.serve.connection import ConnectionLimits
     from selfspec.serve.server import run_server
-    from selfspec.serve.settings import ServeOptions, check_options
+    from selfspec.serve.serving import ServeOptions, check_options
 
     given = check_options(served, ServeOptions)
 

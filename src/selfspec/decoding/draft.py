@@ -11,7 +11,7 @@ from selfspec.decoding.suffixes import common
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import Path
-from selfspec.runtimes.mtp import MtpHead, MtpText
+from selfspec.runtimes.mtp_head import MtpHead, MtpText
 from selfspec.runtimes.precision import Precision
 from selfspec.sampling.acceptance import ROOT, TokenTree
 from selfspec.types import Forecast

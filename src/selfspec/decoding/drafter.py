@@ -14,7 +14,7 @@ from selfspec.model.forward import Forward, SequenceState, branches
 from selfspec.model.kept import KeptSet
 from selfspec.model.transfer import send
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.mtp import MtpText
+from selfspec.runtimes.mtp_head import MtpText
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance

@@ -81,7 +81,7 @@ def chunks_of(target: Target, longest: int | None = None) -> Chunks:
     return Chunks(longest, 1 if is_free else longest)
 
 
-class Pace:
+class ReadingPace:
     """How much of prompts a step reads, so that outputs that are being written do not wait long for it.
 
     ``most_seconds`` is the longest time for reading in a step while outputs are written, ``None`` for any time. A chunk
@@ -225,7 +225,7 @@ class PromptReader:
     ``memory`` has keys and values of earlier texts; ``pace`` limits how much a step reads.
     """
 
-    def __init__(self, target: Target, chunks: Chunks, memory: CacheMemory, pace: Pace) -> None:
+    def __init__(self, target: Target, chunks: Chunks, memory: CacheMemory, pace: ReadingPace) -> None:
         self._target = target
         self._chunks = chunks
         self._memory = memory

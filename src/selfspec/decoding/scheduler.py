@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from selfspec.decoding.prefix_cache import CacheMemory
-from selfspec.decoding.prompt import Chunks, Pace, PromptReader
+from selfspec.decoding.prompt import Chunks, PromptReader, ReadingPace
 from selfspec.decoding.request import Advanced, Event, Failed, Finished, Prefilled, Request, Sequence, Started
 from selfspec.decoding.step import play
 from selfspec.errors import RequestFailedError, first_line
@@ -40,12 +40,12 @@ class Scheduler:
         chunks: Chunks,
         max_batch: int,
         memory: CacheMemory | None = None,
-        pace: Pace | None = None,
+        pace: ReadingPace | None = None,
     ) -> None:
         self._target = target
         self._max_batch = max_batch
         self._memory = memory or CacheMemory(target, chunks.grain)
-        self._prompts = PromptReader(target, chunks, self._memory, pace or Pace(None))
+        self._prompts = PromptReader(target, chunks, self._memory, pace or ReadingPace(None))
         self._peak = PeakMemory(target.device)
         self._waiting: deque[Request] = deque()
         self._running: list[Sequence] = []

@@ -18,7 +18,7 @@ from selfspec.model import transfer
 from selfspec.model.ranks import Ranks, is_lost_rank
 from selfspec.runtimes.chain import NATIVE, Drafted, DraftedToken, DraftRequest
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.mtp_head import MtpHead
 from selfspec.runtimes.runner import Runner
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import EMPTY_TREE, ROOT, TokenTree

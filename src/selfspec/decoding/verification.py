@@ -18,16 +18,16 @@ from selfspec.runtimes.chain import (
     PROBE,
     DraftRequest,
     HeadDraft,
+    NextRows,
     Path,
-    Rows,
     VerifiedRows,
     VerifyRequest,
 )
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.mtp import MtpText, RunHead
+from selfspec.runtimes.mtp_head import MtpText, RunHead
 from selfspec.runtimes.target import Target
-from selfspec.sampling.acceptance import EMPTY_TREE, Acceptance, Drafted, Verdict, accept_matching
+from selfspec.sampling.acceptance import EMPTY_TREE, Acceptance, DraftedTree, Verdict, accept_matching
 from selfspec.sampling.rules import accept_choices
 from selfspec.types import PhaseClock
 
@@ -230,7 +230,7 @@ class _Run:
         self._follow, self._until, self._limit, self._most_rows = follow, until, limit, most_rows
         self._takes_probes = sequence.sibling_limit >= MOST_PROBES
         self._planned: Planned = first
-        self._coming = Rows()
+        self._coming = NextRows()
         self._written = 0  # tokens of the rounds so far
         self._rounds: list[RunRound] = []
 
@@ -239,7 +239,7 @@ class _Run:
         self._conclude(drafted, probed)
         self._planned = None if self._until.is_over(len(self._rounds)) else self._follow(self._rounds[-1])
 
-    def next(self) -> Rows | None:
+    def next(self) -> NextRows | None:
         """The rows of the next round."""
         draft = self._planned = self._planned() if callable(self._planned) else self._planned
         if draft is None:
@@ -247,16 +247,16 @@ class _Run:
         self._coming = self._rows_of(draft, self._limit - self._written - 1)
         return self._coming
 
-    def _rows_of(self, draft: RunDraft, room: int) -> Rows:
+    def _rows_of(self, draft: RunDraft, room: int) -> NextRows:
         if isinstance(draft, NoDraft):
-            return Rows()
+            return NextRows()
         if isinstance(draft, MtpDraft):
             limit, stop = min(draft.limit, room, self._most_rows - 1), draft.stop
-            return Rows(head=HeadDraft(limit, None if stop is None else stop.stops) if limit > 0 else None)
+            return NextRows(head=HeadDraft(limit, None if stop is None else stop.stops) if limit > 0 else None)
         known = draft.token_ids[: min(room, self._most_rows - 1)]
         fits = self._takes_probes and room > 0 and len(known) + len(draft.probes) < self._most_rows
         probes = draft.probes if fits and len(known) == len(draft.token_ids) else ()
-        return Rows(known, probes[:MOST_PROBES])
+        return NextRows(known, probes[:MOST_PROBES])
 
     def _conclude(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
         """Notes the round that has ended, if there was one."""
@@ -325,7 +325,7 @@ class _Scores:
 
     def __init__(self, sequence: Sequence, proposal: Proposal, logits: Logits) -> None:
         self._processor, self._logits = sequence.processor, logits
-        # Rows are counted from the end of the context, which a later call would find further on.
+        # NextRows are counted from the end of the context, which a later call would find further on.
         self._row_contexts = _unread if sequence.processor.keeps_scores else sequence.row_contexts(proposal)
         self._computed: torch.Tensor | None = None
 
@@ -346,7 +346,7 @@ def _unread(row: int) -> torch.Tensor:
 
 
 def _verdict(sequence: Sequence, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
-    tree, draft = proposal.tree, Drafted(proposal.tree, proposal.token_ids, proposal.scores)
+    tree, draft = proposal.tree, DraftedTree(proposal.tree, proposal.token_ids, proposal.scores)
     if sequence.takes_best_of(logits):
         if (chosen := logits.chosen) is None:
             return accept_choices(draft, logits.best)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from selfspec.gpu import blocks
 from selfspec.gpu.blocks import tile_form
-from selfspec.gpu.products import (
+from selfspec.gpu.few_rows import (
     ADDED,
     LOW_BIT_STAGES,
     OUTPUTS,

@@ -26,7 +26,7 @@ from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
 from selfspec.loading.without_weights import BASE_BYTES, build_on_meta
 from selfspec.memory import available_bytes
-from selfspec.model.mtp import hold_head
+from selfspec.model.mtp_modules import hold_head
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.kernels import DTYPES

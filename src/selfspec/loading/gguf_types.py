@@ -13,7 +13,7 @@ NAMES = _NAMES.split()
 """By the number that a file has for the type; some of them ggml itself has given up."""
 
 
-class Block(NamedTuple):
+class BlockSize(NamedTuple):
     """Numbers that are stored together, whole ones of which make up the rows of a tensor, and the bytes they take."""
 
     size: int
@@ -21,10 +21,10 @@ class Block(NamedTuple):
 
 
 BLOCKS = {
-    **{name: Block(form.unit, form.unit_bytes // TILE) for name, form in GGUF_FORMATS.items()},
-    "F32": Block(1, 4),
-    **dict.fromkeys(("F16", "BF16"), Block(1, 2)),
-    "Q3_K": Block(256, 110),  # for the kernels these two have larger numbers in front
-    "IQ4_XS": Block(256, 136),
+    **{name: BlockSize(form.unit, form.unit_bytes // TILE) for name, form in GGUF_FORMATS.items()},
+    "F32": BlockSize(1, 4),
+    **dict.fromkeys(("F16", "BF16"), BlockSize(1, 2)),
+    "Q3_K": BlockSize(256, 110),  # for the kernels these two have larger numbers in front
+    "IQ4_XS": BlockSize(256, 136),
 }
 """Of the types that run, by name."""

@@ -12,7 +12,7 @@ from selfspec.decoding.drafter import Branches, Drafter, Needs, Prefill
 from selfspec.errors import InvalidSettingError
 from selfspec.methods.knapsack import SpreadRows
 from selfspec.methods.registry import register
-from selfspec.methods.selecting import Choice, PeriodicDrafter, SelectingMethod, SelectingSettings
+from selfspec.methods.selecting import PeriodicDrafter, Selected, SelectingMethod, SelectingSettings
 from selfspec.methods.settings import fraction, setting
 from selfspec.methods.skipping import RATIO_HELP, check_skipped, default_skip_ratio
 from selfspec.methods.state import LearnedState
@@ -156,11 +156,11 @@ class Clasp(SelectingMethod):
         """Starts on a request."""
         return _ClaspDrafter(self, prefill)
 
-    def choice_of(self, selection: tuple[int, ...]) -> Choice:
+    def choice_of(self, selection: tuple[int, ...]) -> Selected:
         """Drafts without some layers."""
         sublayers = (sublayer for layer in selection for sublayer in (2 * layer, 2 * layer + 1))
         kept = KeptSet.skipping(sublayers, self.target.sublayer_count)
-        return Choice(selection, self.draft(kept), self.new_record(kept))
+        return Selected(selection, self.draft(kept), self.new_record(kept))
 
     def draft(self, kept: KeptSet) -> LayerDraft:
         """Drafts with a kept set."""

@@ -25,7 +25,7 @@ from selfspec.methods.knapsack import (
 )
 from selfspec.methods.payoff import NEW, Record
 from selfspec.methods.registry import register
-from selfspec.methods.selecting import Choice, PeriodicDrafter, SelectingMethod, SelectingSettings
+from selfspec.methods.selecting import PeriodicDrafter, Selected, SelectingMethod, SelectingSettings
 from selfspec.methods.settings import fraction, setting
 from selfspec.methods.skipping import ENDS_HELP, check_skipped, free_sublayers, most_skipped
 from selfspec.methods.state import LearnedState
@@ -157,14 +157,14 @@ class KnapSpec(SelectingMethod):
             shortest=self.lengths[0],
         )
 
-    def choice_of(self, selection: Selection, context: int = 0, calibration: Calibration | None = None) -> Choice:
+    def choice_of(self, selection: Selection, context: int = 0, calibration: Calibration | None = None) -> Selected:
         """Drafts by a selection. The whole model as its own draft gains nothing, so it becomes plain decoding."""
         if not selection.kept.skipped and self.draft_precision is None:
-            return Choice(selection, NoDraft(), Record(self.payoff), calibration)
+            return Selected(selection, NoDraft(), Record(self.payoff), calibration)
         with_head = self.settings.tpt == "with_head"
         step = self.latencies.of_drafts.draft_step(selection.kept, context, with_head=with_head)
         record = Record(self.payoff, step / self.latencies.of_target.target_step(context, with_head=with_head))
-        return Choice(selection, self.draft(selection.kept, selection.draft_length), record, calibration)
+        return Selected(selection, self.draft(selection.kept, selection.draft_length), record, calibration)
 
     def draft(self, kept: KeptSet, selected_length: int) -> LayerDraft:
         """Drafts with a kept set until confidence is low, or else to the selected length."""

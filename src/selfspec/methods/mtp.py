@@ -10,7 +10,7 @@ from selfspec.methods.registry import register
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.model.transfer import send
 from selfspec.runtimes.formats import TILE
-from selfspec.runtimes.mtp import MtpHead, MtpText
+from selfspec.runtimes.mtp_head import MtpHead, MtpText
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.types import Forecast

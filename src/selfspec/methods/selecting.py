@@ -62,7 +62,7 @@ class SelectingSettings(PrecisionSettings):
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selected:
     """A selection in use: what was selected, what drafts by it, and what came of its rounds.
 
     ``calibration`` is that of the candidates of a selection by KnapSpec; ``None`` on the paper's schedule and from a
@@ -93,7 +93,7 @@ class SelectingMethod(Method):
         self.ours = settings.schedule == "ours"
         self.payoff = Payoff(target.ranks.clock)
         self._lock = threading.Lock()
-        self._choice: Choice | None = None
+        self._choice: Selected | None = None
 
     def new_record(self, kept: KeptSet) -> Record:
         """A record of drafts with a kept set, which cost what they read of the weights."""
@@ -105,12 +105,12 @@ class SelectingMethod(Method):
         return ()
 
     @property
-    def last_choice(self) -> Choice | None:
+    def last_choice(self) -> Selected | None:
         """The last choice of any request; ``None`` before the first."""
         with self._lock:
             return self._choice
 
-    def adopt(self, choice: Choice | None) -> None:
+    def adopt(self, choice: Selected | None) -> None:
         """Makes a choice the last one."""
         with self._lock:
             self._choice = choice
@@ -165,7 +165,7 @@ class SelectingDrafter(Drafter):
         """Whether a selection is worth its time; always on the paper's schedule."""
         return not self.method.ours or self.method.payoff.pays(self.probe.remaining_tokens, self.gain)
 
-    def use(self, choice: Choice) -> None:
+    def use(self, choice: Selected) -> None:
         """Drafts with a choice from now on, and so do later requests."""
         self.choice = choice
         self.method.adopt(choice)

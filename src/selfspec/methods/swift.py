@@ -8,7 +8,7 @@ from selfspec.decoding.draft import ConfidenceThreshold, Draft, LayerDraft, Tree
 from selfspec.decoding.drafter import Drafter, Feedback, Needs, Prefill, Probe
 from selfspec.methods.payoff import Record, draft_cost, expected_speedup
 from selfspec.methods.registry import register
-from selfspec.methods.selecting import Choice, SelectingDrafter, SelectingMethod, SelectingSettings, with_kept_set
+from selfspec.methods.selecting import Selected, SelectingDrafter, SelectingMethod, SelectingSettings, with_kept_set
 from selfspec.methods.settings import fraction, setting
 from selfspec.methods.skipping import sublayer_ratio
 from selfspec.methods.state import LearnedState
@@ -158,7 +158,7 @@ class Swift(SelectingMethod):
         return with_kept_set(drafts, self.search.kept) if self.settings.share_kept_set else list(drafts)
 
     @property
-    def last_choice(self) -> Choice:
+    def last_choice(self) -> Selected:
         """The best set so far, and what came of it over all requests."""
         kept = self.search.kept
         with self._lock:
@@ -166,9 +166,9 @@ class Swift(SelectingMethod):
                 self._choice = self.choice_of(kept)
             return self._choice
 
-    def choice_of(self, selection: KeptSet) -> Choice:
+    def choice_of(self, selection: KeptSet) -> Selected:
         """Drafts with a kept set."""
-        return Choice(selection, self.draft(selection, samples=False), self.new_record(selection))
+        return Selected(selection, self.draft(selection, samples=False), self.new_record(selection))
 
     def draft(self, kept: KeptSet, samples: bool) -> LayerDraft:
         """Drafts with a kept set, for a request that samples its tokens or not (``tree_widths=authors``)."""

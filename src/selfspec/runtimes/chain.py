@@ -92,7 +92,7 @@ class RunningHead(Protocol):
         ...
 
 
-class Rows(NamedTuple):
+class NextRows(NamedTuple):
     """What the rows of a forward after the last token's are: known tokens, then probes, each after one of the rows.
 
     Or tokens that a head drafts before it, in place of both.
@@ -114,7 +114,7 @@ class Steps(Protocol):
         """
         ...
 
-    def next(self) -> Rows | None:
+    def next(self) -> NextRows | None:
         """Asked before every forward for its rows; ``None`` ends the draft."""
         ...
 
@@ -159,9 +159,9 @@ class DraftRequest:
         room = self.limit - len(drafted) - 1
         return [] if self.guess is None or room <= 0 else list(self.guess(drafted))[:room]
 
-    def rows(self, drafted: Sequence[int]) -> Rows | None:
+    def rows(self, drafted: Sequence[int]) -> NextRows | None:
         """The rows of the coming forward after the last token's; ``None`` ends the draft."""
-        return Rows(self.guesses(drafted)) if self.steps is None else self.steps.next()
+        return NextRows(self.guesses(drafted)) if self.steps is None else self.steps.next()
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Chained:
             self._failure = failure
             return self._write(None)
 
-    def _write(self, rows: Rows | None) -> tuple[int, int]:
+    def _write(self, rows: NextRows | None) -> tuple[int, int]:
         if rows is None:
             self.goes_on = False
             return -1, 0

@@ -91,7 +91,7 @@ EMPTY_TREE = TokenTree.chain(0)
 
 
 @dataclass(frozen=True, eq=False)
-class Drafted:
+class DraftedTree:
     """The draft of one round.
 
     Attributes:
@@ -167,7 +167,7 @@ def accept_matching(tree: TokenTree, draft_tokens: Sequence[int], target_tokens:
         rows.append(matching + 1)
 
 
-def accept_rejection(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
+def accept_rejection(drafted: DraftedTree, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
     """Speculative sampling: the committed tokens follow the target's distribution exactly.
 
     Leviathan et al. 2023, Algorithm 1; for siblings, rejection without replacement (SWIFT, section 3.3). Siblings are
@@ -196,7 +196,7 @@ def accept_rejection(drafted: Drafted, target_probs: torch.Tensor, uniforms: tor
     return accept(drafted, target_probs, uniforms)
 
 
-def decide_tree(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
+def decide_tree(drafted: DraftedTree, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
     """Decides all trials of a tree and draws from all its rows, so that the host reads once, at the end.
 
     A trial depends only on which siblings come before it. So all first siblings are decided together, then all second
@@ -231,7 +231,7 @@ def decide_tree(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Te
     return Verdict((draft_tokens, draws, uniforms[: len(tree)] * draft_hits < target_hits), interpret)
 
 
-def walk_tree(drafted: Drafted, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
+def walk_tree(drafted: DraftedTree, target_probs: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
     """Walks down the tree row by row, each time to the first sibling that is accepted.
 
     Used on a CPU; arguments and result are those of ``accept_rejection``.

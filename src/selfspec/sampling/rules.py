@@ -19,7 +19,7 @@ import torch
 
 from selfspec.model import transfer
 from selfspec.params import SamplingParams
-from selfspec.sampling.acceptance import Acceptance, Drafted, Verdict, accept_matching, accept_rejection
+from selfspec.sampling.acceptance import Acceptance, DraftedTree, Verdict, accept_matching, accept_rejection
 
 
 class Rule(Protocol):
@@ -45,7 +45,7 @@ class Rule(Protocol):
             float ``[vocab]`` on the device of the scores; ``-inf`` where the score is ``-inf``.
         """
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Determines the accepted tokens and the token after them.
 
         Args:
@@ -68,7 +68,7 @@ class Greedy:
         """The scores themselves; see ``Rule.preferences``."""
         return scores
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts the path of the target's argmaxes; see ``Rule.accept``."""
         return accept_choices(drafted, target_scores.argmax(-1))
 
@@ -91,7 +91,7 @@ class Coupled:
         """The perturbed scores; see ``Rule.preferences``."""
         return scores + self._noise([position], scores)[0]
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts the path of the target's own draws; see ``Rule.accept``."""
         perturbed = target_scores + self._noise(positions, target_scores)
         self._kept = {position: noise for position, noise in self._kept.items() if position > positions[0]}
@@ -127,7 +127,7 @@ class Speculative:
         exponential = torch.empty_like(scores, dtype=torch.float64).exponential_(generator=self.generator)
         return scores - exponential.log_()
 
-    def accept(self, drafted: Drafted, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
+    def accept(self, drafted: DraftedTree, target_scores: torch.Tensor, positions: Sequence[int]) -> Verdict:
         """Accepts by rejection sampling; see ``Rule.accept``."""
         uniforms = torch.rand(
             len(drafted.tree) + 1, dtype=torch.float64, device=target_scores.device, generator=self.generator
@@ -157,7 +157,7 @@ def rule_of(params: SamplingParams, device: torch.device) -> Rule:
     return Speculative(seeded_generator(seed, device))
 
 
-def accept_choices(drafted: Drafted, choices: torch.Tensor) -> Verdict:
+def accept_choices(drafted: DraftedTree, choices: torch.Tensor) -> Verdict:
     """``accept_matching`` on the device, with the target's ``choices``, long ``[n + 1]``."""
 
     def interpret(tokens: list[int], chosen: list[int]) -> Acceptance:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from selfspec.async_engine import RequestStream
-from selfspec.serve.formats.scanner import Part, Scanner
+from selfspec.serve.answer_bodies import ApiFinishReason, Report, ReportedToken
+from selfspec.serve.formats.scanner import ScannedPart, Scanner
 from selfspec.serve.metrics import Savings
 from selfspec.serve.requests import GenerationRequest
-from selfspec.serve.responses import ApiFinishReason, Report, ReportedToken
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.stop_text import StopText
 from selfspec.types import Generation, TextPiece
@@ -78,10 +78,10 @@ class Answer:
         """Takes the next pieces, or without pieces the end; returns what they add."""
         self.pieces += pieces
         self._note_rounds()
-        parts: list[Part] = []
+        parts: list[ScannedPart] = []
         if self._reader is None:
             text = self._stop.push("".join(piece.text for piece in pieces))
-            parts = [Part("text", text)]
+            parts = [ScannedPart("text", text)]
         else:
             for piece in pieces:
                 parts += self._reader.push(self._stop.push(self._reader.marked(piece.token_id, piece.text)))
@@ -89,14 +89,16 @@ class Answer:
         if not pieces:
             self.result = self.stream.result_with("".join(piece.text for piece in self.pieces))
             rest = self._stop.flush()
-            parts += [Part("text", rest)] if self._reader is None else self._reader.push(rest) + self._reader.flush()
+            parts += (
+                [ScannedPart("text", rest)] if self._reader is None else self._reader.push(rest) + self._reader.flush()
+            )
         grown: list[Growth] = []
         for part in parts:
             if part.text:
                 self._grow(part, grown)
         return grown
 
-    def _grow(self, part: Part, grown: list[Growth]) -> None:
+    def _grow(self, part: ScannedPart, grown: list[Growth]) -> None:
         """Adds a part to the last block, or as a new one."""
         block = self.blocks[-1] if self.blocks else None
         if part.kind == "arguments":
@@ -111,7 +113,7 @@ class Answer:
         began = False
         if grown and grown[-1].block is block:
             last = grown.pop()
-            part, began = Part(part.kind, last.text + part.text), last.began
+            part, began = ScannedPart(part.kind, last.text + part.text), last.began
         grown.append(Growth(len(self.blocks) - 1, block, part.text, began))
 
     @property

@@ -15,6 +15,18 @@ from starlette.types import Message, Receive, Scope, Send
 
 from selfspec import __version__
 from selfspec.errors import SelfSpecError
+from selfspec.serve.answer_bodies import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    ErrorBody,
+    ModelCard,
+    ModelList,
+    Status,
+    Tokenized,
+    Version,
+    as_json,
+)
 from selfspec.serve.api_errors import ApiError, as_api_error
 from selfspec.serve.document import body_of, describe
 from selfspec.serve.interfaces.infill import InfillRequest
@@ -29,18 +41,6 @@ from selfspec.serve.requests import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-)
-from selfspec.serve.responses import (
-    ChatCompletion,
-    Completion,
-    Detokenized,
-    ErrorBody,
-    ModelCard,
-    ModelList,
-    Status,
-    Tokenized,
-    Version,
-    as_json,
 )
 from selfspec.serve.service import INTERFACES, Service
 

@@ -11,9 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from selfspec import __version__
 from selfspec.serve.answer import Answer, Growth
-from selfspec.serve.api_errors import ApiError
-from selfspec.serve.reader import Prepared
-from selfspec.serve.responses import (
+from selfspec.serve.answer_bodies import (
     AnswerMessage,
     ApiFinishReason,
     CalledFunction,
@@ -29,12 +27,14 @@ from selfspec.serve.responses import (
     Usage,
     as_json,
 )
+from selfspec.serve.api_errors import ApiError
+from selfspec.serve.reader import Prepared
 from selfspec.serve.token_text import token_text
 from selfspec.types import TextPiece, TokenLogprobs
 
 
 @dataclass(slots=True)
-class Event:
+class SentEvent:
     """A body, or an event of a stream, which may have a name."""
 
     fields: Mapping[str, Any]
@@ -62,38 +62,38 @@ class Bodies(ABC):
         self._model, self._tokenizer = model, tokenizer
 
     @abstractmethod
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> SentEvent:
         """The body that is not a stream."""
 
-    def start(self, usage: Usage) -> Iterable[Event]:
+    def start(self, usage: Usage) -> Iterable[SentEvent]:
         """What a stream begins with."""
         return ()
 
-    def first(self, answer: Answer) -> Iterable[Event]:
+    def first(self, answer: Answer) -> Iterable[SentEvent]:
         """What an answer begins with."""
         return ()
 
     @abstractmethod
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterable[Event]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterable[SentEvent]:
         """What some pieces add to an answer."""
 
-    def last(self, answer: Answer) -> Iterable[Event]:
+    def last(self, answer: Answer) -> Iterable[SentEvent]:
         """What an answer ends with."""
         return ()
 
-    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterable[Event]:
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterable[SentEvent]:
         """What comes after all answers."""
         return ()
 
-    def failed(self, error: ApiError) -> Iterable[Event]:
+    def failed(self, error: ApiError) -> Iterable[SentEvent]:
         """An error on the way, after which nothing comes."""
-        yield Event(error.body)
+        yield SentEvent(error.body)
 
     def ping(self) -> str:
         """What says in a stream that it is alive: a comment, where clients take no event without content."""
         return ": ping\n\n"
 
-    def event(self, body: Event) -> str:
+    def event(self, body: SentEvent) -> str:
         """A server-sent event."""
         name = f"event: {body.name}\n" if body.name else ""
         return f"{name}data: {body.to_json()}\n\n"
@@ -120,11 +120,11 @@ class _RequestBodies(Bodies):
         self._includes_usage = options is not None and bool(options.include_usage)
         self._alternatives, self._as_ids = request.alternatives, request.return_tokens_as_token_ids
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> SentEvent:
         """The body that is not a stream."""
         return self._body(self.whole_object, [self._choice(answer) for answer in answers], usage=usage)
 
-    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+    def end(self, _: Sequence[Answer], usage: Usage) -> Iterator[SentEvent]:
         """The chunk after all answers, with the numbers of tokens, if they were asked for."""
         if self._includes_usage:
             yield self._body(self.chunk_object, [], usage=usage)
@@ -133,9 +133,9 @@ class _RequestBodies(Bodies):
     def _choice(self, answer: Answer) -> ChatChoice | CompletionChoice:
         """A choice of the body that is not a stream."""
 
-    def _body(self, kind: str, choices: Sequence[Mapping[str, Any]], **more: Usage) -> Event:
+    def _body(self, kind: str, choices: Sequence[Mapping[str, Any]], **more: Usage) -> SentEvent:
         """A body, or a chunk of a stream."""
-        return Event({**self._head, "object": kind, "choices": choices, **more})
+        return SentEvent({**self._head, "object": kind, "choices": choices, **more})
 
     def _name(self, token_id: int) -> str:
         """A token's text, also of a special token, or ``token_id:ID``, since several tokens have one text."""
@@ -148,16 +148,16 @@ class ChatBodies(_RequestBodies):
     id_prefix = "chatcmpl"
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def first(self, answer: Answer) -> Iterator[Event]:
+    def first(self, answer: Answer) -> Iterator[SentEvent]:
         """The chunk that an answer begins with."""
         yield self._chunk(answer, Delta(role="assistant", content=""))
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[SentEvent]:
         """The chunk with the text, the reasoning and the calls that some pieces add."""
         if pieces or grown:
             yield self._chunk(answer, _delta(answer, grown), self._logprobs(pieces) if pieces else None)
 
-    def last(self, answer: Answer) -> Iterator[Event]:
+    def last(self, answer: Answer) -> Iterator[SentEvent]:
         """The chunk that says why an answer ended."""
         yield self._chunk(answer, Delta(), finish_reason=answer.finish_reason)
 
@@ -185,7 +185,7 @@ class ChatBodies(_RequestBodies):
         delta: Delta,
         logprobs: ChatLogprobs | None = None,
         finish_reason: ApiFinishReason | None = None,
-    ) -> Event:
+    ) -> SentEvent:
         choice = ChunkChoice(index=answer.index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return self._body(self.chunk_object, [choice])
 
@@ -215,17 +215,17 @@ class CompletionBodies(_RequestBodies):
         super().__init__(read, model, tokenizer)
         self._offsets: dict[int, int] = {}  # characters of each answer that earlier chunks had
 
-    def first(self, answer: Answer) -> Iterator[Event]:
+    def first(self, answer: Answer) -> Iterator[SentEvent]:
         """The chunk with the prompt, where it is echoed."""
         if answer.prompt:
             yield self._chunk(answer, answer.prompt)
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[SentEvent]:
         """The chunk with the text that some pieces add."""
         if pieces or grown:
             yield self._chunk(answer, "".join(growth.text for growth in grown), self._logprobs(answer, pieces))
 
-    def last(self, answer: Answer) -> Iterator[Event]:
+    def last(self, answer: Answer) -> Iterator[SentEvent]:
         """The chunk that says why an answer ended."""
         yield self._chunk(answer, "", finish_reason=answer.finish_reason)
 
@@ -243,7 +243,7 @@ class CompletionBodies(_RequestBodies):
         text: str,
         logprobs: CompletionLogprobs | None = None,
         finish_reason: ApiFinishReason | None = None,
-    ) -> Event:
+    ) -> SentEvent:
         choice = CompletionChoice(index=answer.index, text=text, logprobs=logprobs, finish_reason=finish_reason)
         return self._body(self.chunk_object, [choice])
 

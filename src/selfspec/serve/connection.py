@@ -11,8 +11,8 @@ from typing import Any
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from selfspec.serve.answer_bodies import as_json
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.responses import as_json
 
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 8

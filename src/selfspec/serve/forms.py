@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from selfspec.constraint import Constraint, as_lark
 from selfspec.serve.api_errors import invalid
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.strict import Strict
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)]

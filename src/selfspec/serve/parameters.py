@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfspec.serve.api_errors import ApiError, exceeds_context
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.reader import Prepared, asked_tokens, check_reported
 from selfspec.serve.requests import CompletionRequest
 from selfspec.serve.served_engine import ServedEngine

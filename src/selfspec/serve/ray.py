@@ -18,7 +18,7 @@ from selfspec.serve.address import Address
 from selfspec.serve.keys import api_keys
 from selfspec.serve.logs import set_up_logs
 from selfspec.serve.server import settle_process
-from selfspec.serve.settings import ServeOptions, check_options
+from selfspec.serve.serving import ServeOptions, check_options
 from selfspec.serve.waits import brief_waits
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from selfspec.chat_encoder import ChatEncoder
 from selfspec.constraint import Constraint, problem_of
 from selfspec.decoding.text import TextStream
+from selfspec.serve.answer_bodies import Detokenized, Tokenized, as_json
 from selfspec.serve.api_errors import UNSUPPORTED, ApiError, as_invalid, exceeds_context, invalid, renaming, too_long
+from selfspec.serve.capacity import Limits
 from selfspec.serve.chats import as_dicts, asked_of, prefilled, variables_of
 from selfspec.serve.fill import FillTokens
 from selfspec.serve.formats.dialect import Asked, Dialect
@@ -24,7 +26,6 @@ from selfspec.serve.forms import asked_form
 from selfspec.serve.interfaces.infill import InfillRequest
 from selfspec.serve.interfaces.messages import CountTokensRequest, MessagesRequest
 from selfspec.serve.interfaces.responses import ResponsesRequest
-from selfspec.serve.limits import Limits
 from selfspec.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -33,7 +34,6 @@ from selfspec.serve.requests import (
     Message,
     TokenizeRequest,
 )
-from selfspec.serve.responses import Detokenized, Tokenized, as_json
 
 _COMPLETION_TOKENS, _FILL_TOKENS = 16, 128
 """New tokens of completions whose request names no number, as in OpenAI's API, and of what fills a gap."""

@@ -12,11 +12,11 @@ from anyio import CapacityLimiter, to_thread
 
 from selfspec.errors import RequestTimeoutError, SelfSpecError
 from selfspec.serve.answer import Answer, Growth
+from selfspec.serve.answer_bodies import CachedTokens, CompletionDetails, Report, Usage
 from selfspec.serve.api_errors import as_api_error
-from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.bodies import Bodies, SentEvent
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.requests import GenerationRequest, StreamOptions
-from selfspec.serve.responses import CachedTokens, CompletionDetails, Report, Usage
 from selfspec.types import TextPiece
 
 _ONE = CapacityLimiter(1)
@@ -118,20 +118,20 @@ class Reply:
             events += [self._event(body, answer.report if reports else None) for body in self._bodies.last(answer)]
         return "".join(events)
 
-    def _event(self, body: Event, report: Callable[[], Report] | None = None) -> str:
+    def _event(self, body: SentEvent, report: Callable[[], Report] | None = None) -> str:
         """An event; chunks of OpenAI's interfaces with the report and the numbers of tokens that were asked for."""
         if self._bodies.takes_reports:
             options = self._options
             more: dict[str, Any] = {} if report is None else {"selfspec": report()}
             if options.include_usage and "usage" not in body.fields:
                 more["usage"] = self._usage_so_far() if options.continuous_usage_stats else None
-            body = Event({**body.fields, **more}) if more else body
+            body = SentEvent({**body.fields, **more}) if more else body
         return self._bodies.event(body)
 
     def _whole_body(self) -> str:
         body = self._bodies.whole(self._answers, self.usage)
         if self.request.speculative.report and self._bodies.takes_reports:
-            body = Event({**body.fields, "selfspec": self._answers[0].report()})
+            body = SentEvent({**body.fields, "selfspec": self._answers[0].report()})
         return body.to_json()
 
     def _give_up(self, seconds: float) -> None:

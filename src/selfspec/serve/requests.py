@@ -34,7 +34,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = Field(default=None, description="Has no effect: nothing is padded.")
 
 
-class Speculative(Strict):
+class SpeculativeFields(Strict):
     """How drafts are made. The text is the same whatever is chosen here."""
 
     method: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
@@ -93,7 +93,7 @@ class Sampled(TextRequest, Formed, Ignored):
     )
     use_beam_search: Literal[False] | None = Field(default=None, description="Only the default is supported.")
     stream_options: StreamOptions | None = None
-    speculative: Speculative = Field(default_factory=Speculative)
+    speculative: SpeculativeFields = Field(default_factory=SpeculativeFields)
     cache_salt: Annotated[str, Field(max_length=256)] | None = Field(
         default=None, description="Only requests with the same salt, and key, share what is known of their prompts."
     )

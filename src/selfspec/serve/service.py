@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from selfspec.serve.answer import Answer
+from selfspec.serve.answer_bodies import ModelCard, ModelList, ServedMethods
 from selfspec.serve.api_errors import ApiError, renaming
 from selfspec.serve.bodies import Bodies, ChatBodies, CompletionBodies
+from selfspec.serve.capacity import Limits
 from selfspec.serve.formats.dialect import Dialect
 from selfspec.serve.interfaces.infill_bodies import InfillBodies
 from selfspec.serve.interfaces.message_bodies import MessageBodies
 from selfspec.serve.interfaces.response_bodies import ResponseBodies
-from selfspec.serve.limits import Limits
 from selfspec.serve.metrics import Metrics
 from selfspec.serve.parameters import check_logprobs, choices_of, to_params
 from selfspec.serve.pool import GivenUp, ReaderPool
 from selfspec.serve.reader import Prepared, RequestReader, unknown_model
 from selfspec.serve.reply import Reply
-from selfspec.serve.responses import ModelCard, ModelList, ServedMethods
 from selfspec.serve.served_engine import ServedEngine
 
 T = TypeVar("T")

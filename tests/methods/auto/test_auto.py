@@ -18,13 +18,13 @@ from selfspec.decoding import step
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
 from selfspec.methods.auto import preparation
-from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.method import Auto
 from selfspec.methods.auto.preparation import (
     Assignment,
     AutoSettings,
     Preparation,
-    Trial,
+    TriedAssignment,
     best_trial,
     candidates,
     try_assignments,
@@ -32,7 +32,7 @@ from selfspec.methods.auto.preparation import (
 )
 from selfspec.methods.state import LearnedState
 from selfspec.model.kept import KeptSet
-from selfspec.planning.acceptance import CONFIDENCE, LOW_BIT_CONFIDENCE, Feature
+from selfspec.planning.acceptance_tables import CONFIDENCE, LOW_BIT_CONFIDENCE, Feature
 from selfspec.planning.allowance import RoundOverhead
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
@@ -50,7 +50,7 @@ CHEAP = RowCosts((1, 64), (0.001, 0.002))
 
 def give(monkeypatch: pytest.MonkeyPatch, verify: RowCosts, agreement: float = 0.9, draft: RowCosts = CHEAP) -> None:
     """Gives ``auto`` costs and a draft of 8 bits, instead of what it would find out."""
-    trial = Trial(Assignment(FULL, Precision.of(8)), agreement, draft, ())
+    trial = TriedAssignment(Assignment(FULL, Precision.of(8)), agreement, draft, ())
     auto.give(monkeypatch, Preparation(verify, trial))
 
 
@@ -140,7 +140,7 @@ def test_drafts_of_all_layers_at_few_bits_are_trusted_more(
     monkeypatch: pytest.MonkeyPatch, precision: Precision | None, kept: KeptSet, feature: Feature
 ) -> None:
     costs = RowCosts((1, 64), (1.0, 2.0))
-    trial = Trial(Assignment(kept, precision), 0.9, costs)
+    trial = TriedAssignment(Assignment(kept, precision), 0.9, costs)
     auto.give(monkeypatch, lambda *_: Preparation(costs, trial))
     method = Engine(MODEL, method="auto").method
     assert {each.confident.feature for each in method._ready.experience.values()} == {feature}
@@ -277,8 +277,8 @@ def test_trials_prefer_what_promises_most() -> None:
 
 
 def test_of_equal_promises_the_draft_that_agrees_more_is_taken() -> None:
-    def trial(promise: float, agreement: float) -> Trial:
-        return Trial(Assignment(FULL, Precision.of(4)), agreement, CHEAP, tokens_per_second=promise)
+    def trial(promise: float, agreement: float) -> TriedAssignment:
+        return TriedAssignment(Assignment(FULL, Precision.of(4)), agreement, CHEAP, tokens_per_second=promise)
 
     faster, surer, slower = trial(100.0, 0.7), trial(98.0, 0.9), trial(90.0, 1.0)
     assert best_trial([faster, surer, slower]) is surer
@@ -321,10 +321,10 @@ def test_layers_of_the_own_weights_are_tried_though_low_bit_weights_take_long_to
 ) -> None:
     target, now, tried = Target(MODEL), [0.0], list[Assignment]()
 
-    def took(_: Target, assignment: Assignment, *__: object) -> Trial:
+    def took(_: Target, assignment: Assignment, *__: object) -> TriedAssignment:
         now[0] += 0.5 if assignment.precision is None else 6.0
         tried.append(assignment)
-        return Trial(assignment, 0.9, CHEAP)
+        return TriedAssignment(assignment, 0.9, CHEAP)
 
     monkeypatch.setattr(preparation, "_try", took)
     monkeypatch.setattr(preparation, "_timed_again", lambda _, close, __: list(close))
@@ -372,7 +372,7 @@ def test_low_bit_weights_that_are_made_stay_where_costs_are_estimated_again(
     real_preparation(monkeypatch, kept)
     monkeypatch.setattr("selfspec.methods.auto.layer_drafts._NO_TIME", 0.0)  # else those of the estimate are made
     busy = RowCosts((1, 2, 4), (9.0, 80.0, 90.0))
-    trial = Trial(Assignment(FULL, Precision.of(8)), 0.9, RowCosts((1, 2), (2.0, 3.0)), ())
+    trial = TriedAssignment(Assignment(FULL, Precision.of(8)), 0.9, RowCosts((1, 2), (2.0, 3.0)), ())
     monkeypatch.setattr(preparation, "_find_out", lambda *_: Preparation(busy, trial))
     engine = Engine(MODEL, method="auto")
     assert isinstance(engine.method, Auto)
@@ -469,7 +469,7 @@ def test_who_wants_no_copies_is_not_warned(kept: Path, monkeypatch: pytest.Monke
 def test_copies_for_which_there_is_no_memory_any_more_are_left_out(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
     target = Target(MODEL)
-    found = Preparation(FREE_ROWS, Trial(Assignment(FULL, Precision.of(8)), 0.9, CHEAP, ()))
+    found = Preparation(FREE_ROWS, TriedAssignment(Assignment(FULL, Precision.of(8)), 0.9, CHEAP, ()))
     monkeypatch.setattr(preparation, "_find_out", lambda *_: found)
     assert preparation.prepare(target, AutoSettings()).layers is not None
     target.release_copies()
@@ -510,7 +510,7 @@ def test_a_machine_with_another_layer_draft_takes_the_acceptance_of_copies_alone
     engine.generate(prompt(20), max_new_tokens=60, ignore_eos=True)
     engine.save_state(tmp_path / "state")
     learned = engine.method.state().values
-    trial = Trial(Assignment(FULL, Precision.of(4)), 0.5, CHEAP, ())
+    trial = TriedAssignment(Assignment(FULL, Precision.of(4)), 0.5, CHEAP, ())
     auto.give(monkeypatch, Preparation(FREE_ROWS, trial))
     other = Engine(MODEL, method="auto")
     fresh = other.method.state().values

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from selfspec.decoding.suffixes import Match, continuation
 from selfspec.errors import StateError
-from selfspec.planning.acceptance import (
+from selfspec.planning.acceptance_tables import (
     CONFIDENCE,
     MATCH_LENGTH,
     AcceptanceRate,

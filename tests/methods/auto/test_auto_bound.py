@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from helpers.auto import after_plain_rounds
 from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
+from selfspec.methods.auto.drafting import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_drafts import LateCopies
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.auto.together import plan_together
 from selfspec.model.kept import KeptSet
-from selfspec.planning.acceptance import (
+from selfspec.planning.acceptance_tables import (
     CONFIDENCE,
     MATCH_LENGTH,
     PROBABILITY,

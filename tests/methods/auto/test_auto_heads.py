@@ -13,7 +13,7 @@ from helpers.mtp_checkpoints import FAMILIES, VOCABULARY, load, save_with_head
 from selfspec import Engine, Generation, SamplingParams
 from selfspec.errors import NoHeadWarning, OutOfMemoryError
 from selfspec.methods.auto.method import Auto
-from selfspec.methods.auto.preparation import Assignment, Preparation, Trial
+from selfspec.methods.auto.preparation import Assignment, Preparation, TriedAssignment
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.costs.rows import RowCosts
 
@@ -34,7 +34,7 @@ def give(
     verify: RowCosts = VERIFY,
 ) -> None:
     """Gives ``auto`` the costs of forwards of the model, of its head, and of a draft of layers."""
-    trial = None if layers is None else Trial(Assignment(KeptSet.full(sublayers)), 0.9, layers)
+    trial = None if layers is None else TriedAssignment(Assignment(KeptSet.full(sublayers)), 0.9, layers)
     auto.give(monkeypatch, Preparation(verify, trial))
     monkeypatch.setattr("selfspec.methods.auto.method.estimate_row_costs", lambda *_: head)
 

@@ -5,7 +5,7 @@ import pytest
 from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.known import COPIES, GUESS, Experience, KnownTokens
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance_tables import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 
 PROMPT = (1, 2, 3, 4, 9, 8)
 """After it comes 1, which 2, 3 and 4 followed before."""

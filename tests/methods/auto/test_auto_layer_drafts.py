@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from selfspec.methods.auto.layer_drafts import DraftPolicies
-from selfspec.planning.acceptance import CONFIDENCE, AcceptanceRate
+from selfspec.planning.acceptance_tables import CONFIDENCE, AcceptanceRate
 from selfspec.planning.plans import MOST_DRAFTED, DraftPolicy
 from selfspec.runtimes.costs.rows import RowCosts
 

@@ -7,10 +7,10 @@ import torch
 
 from helpers.models import build, prompt
 from selfspec.decoding.drafter import Prefill
-from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingRates, MaskEmbeddings, MaskEmbeddingsOfModel
-from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance_tables import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.target import Target

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.planning.acceptance import PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance_tables import PROBABILITY, AcceptanceRate
 from selfspec.planning.plans import (
     MOST_DRAFTED,
     MOST_PROBES,

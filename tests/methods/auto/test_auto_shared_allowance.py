@@ -8,10 +8,10 @@ import torch
 
 from selfspec.decoding.draft import Proposal, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.together import plan_together
-from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance_tables import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 from selfspec.planning.allowance import CREDIT, SHARED_DELTA, HostTime, SharedAllowance, SharedRound
 from selfspec.planning.sharing import SharedStep
 from selfspec.runtimes.costs.live import LiveCosts

@@ -14,15 +14,15 @@ from selfspec import Engine
 from selfspec.decoding.draft import LayerDraft, NoDraft, Proposal, RunRound, TokenDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto import together
-from selfspec.methods.auto.drafter import AutoDrafter, LayerChoice
+from selfspec.methods.auto.drafting import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.layer_drafts import LayerDrafts
-from selfspec.methods.auto.planned import Round
+from selfspec.methods.auto.planned import PlannedRound
 from selfspec.methods.auto.preparation import Assignment, Preparation
 from selfspec.methods.auto.together import plan_together
 from selfspec.model.kept import KeptSet
-from selfspec.planning import acceptance
-from selfspec.planning.acceptance import CONFIDENCE, MATCH_LENGTH, PROBABILITY
+from selfspec.planning import acceptance_tables
+from selfspec.planning.acceptance_tables import CONFIDENCE, MATCH_LENGTH, PROBABILITY
 from selfspec.planning.allowance import HostTime, SharedRound
 from selfspec.planning.plans import (
     LEAST_GAIN_TOGETHER,
@@ -116,7 +116,7 @@ def drafters_of(
     prompt_ids: tuple[int, ...] = REPEATED,
 ) -> list[AutoDrafter]:
     features = (MATCH_LENGTH, PROBABILITY, CONFIDENCE)
-    experience = Experience(*(acceptance.AcceptanceRate(feature) for feature in features))
+    experience = Experience(*(acceptance_tables.AcceptanceRate(feature) for feature in features))
     verify = LiveCosts(costs)
     choice = LayerChoice(Assignment(KeptSet.full(8), Precision.of(4)), LiveCosts(draft, verify)) if layers else None
     prefill: Any = Prefill(prompt_ids, 4, probe=None)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_what_is_forgotten_while_nothing_is_sought_is_forgotten_at_once(monkeypa
     for _ in range(3):
         assert parts_of(drafters) == 2 * ["plain"]
         for drafter in drafters:
-            drafter._round = Round(2, 1, (), (), None, shared_round(drafters))
+            drafter._round = PlannedRound(2, 1, (), (), None, shared_round(drafters))
             drafter.learn(feedback_of((7, 8), 1.0))
     assert not shares
     drafters[0].plan()
@@ -231,7 +231,7 @@ def test_layer_drafts_are_looked_for_where_their_forwards_can_pay() -> None:
     verify = drafters[0].verify_costs.now(2)
     assert drafters[0].layers_may_gain(0.6)
     assert not drafters[0].layers_may_gain(least_acceptance_of_layers(verify, costs.now(2)))
-    drafters[0].begin(Round(2, 1, verify, verify, None, shared_round(drafters)))
+    drafters[0].begin(PlannedRound(2, 1, verify, verify, None, shared_round(drafters)))
     drafters[0].offer()
     drafters[0].take(0, verify[1], verify[1])
     assert drafters[0].or_layers(2) is None, "each forward of this draft takes as long as a step"

@@ -13,11 +13,11 @@ from helpers.markov import TOKENS, deviation, write
 from helpers.models import LAYERS, build, plain_text, prompt
 from selfspec.cli.options import EngineChoice
 from selfspec.engine import Engine
+from selfspec.engine_options import EngineOptions
 from selfspec.errors import ChangedPaperWarning, InvalidParameterError, InvalidSettingError, UnknownMethodError
 from selfspec.methods import METHODS, find_method
 from selfspec.methods.papers import PAPERS, paper_method
 from selfspec.methods.settings import PrecisionSettings
-from selfspec.options import EngineOptions
 from selfspec.types import SamplingParams
 
 PRESETS = [(name, False) for name in PAPERS] + [(name, True) for name, paper in PAPERS.items() if paper.authors]

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from measured_runs import METHODS_TRIED, PEERS
-from selfspec.cli.app import app
+from selfspec.cli.command_line import app
 from selfspec.errors import InvalidParameterError
 from selfspec_lab.bench.report import write_report
 from selfspec_lab.bench.report.leaderboard import read_summaries, render_leaderboard

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.planning.acceptance import AGREED, AcceptanceRate, Copies, Guess
+from selfspec.planning.acceptance_tables import AGREED, AcceptanceRate, Copies, Guess
 from selfspec.planning.plans import MOST_DRAFTED, Known, gain_of_guess
 
 COPIES, EARLIER, GUESS = "copies", "earlier", "guess"

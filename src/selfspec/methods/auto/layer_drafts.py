@@ -16,16 +16,16 @@ import torch
 from selfspec.decoding.draft import LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.errors import ModelLoadError, NoCopiesWarning, NoHeadWarning, OutOfMemoryError, UnsupportedModelError
-from selfspec.methods.auto.planned import Round, forecast_of
+from selfspec.methods.auto.planned import PlannedRound, forecast_of
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.mtp import MtpDrafter, MtpSettings
-from selfspec.model.mtp import has_head
-from selfspec.planning.acceptance import AcceptanceRate, Copies, CopiesToAppend, CopiesToConfirm
+from selfspec.model.mtp_modules import has_head
+from selfspec.planning.acceptance_tables import AcceptanceRate, Copies, CopiesToAppend, CopiesToConfirm
 from selfspec.planning.allowance import stake
 from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, DraftPolicy, Outlook, Plan, most_that_fits
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
-from selfspec.runtimes.mtp import MtpHead, MtpText
+from selfspec.runtimes.mtp_head import MtpHead, MtpText
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
@@ -244,7 +244,7 @@ class LayerDrafts:
         """The mean probability that a drafted token is accepted."""
         return self._confident.outlook().mean
 
-    def fastest(self, planned: Round, longest: float) -> DraftPolicy | None:
+    def fastest(self, planned: PlannedRound, longest: float) -> DraftPolicy | None:
         """The layer drafts that bring most tokens a second in rounds of at most ``longest``; ``None`` if none fit.
 
         For a single token more may be staked, as it is the least that saves time for longer ones.
@@ -258,7 +258,7 @@ class LayerDrafts:
         fits = fits or min(1, most_that_fits(costs[1], verify, longest))
         return self._policy(planned, choice, fits) if fits else None
 
-    def awaited(self, planned: Round) -> DraftPolicy | None:
+    def awaited(self, planned: PlannedRound) -> DraftPolicy | None:
         """Layer drafts that would be faster than plain decoding, where even the shortest takes more than may be lost.
 
         They are what time is worth then. Known tokens that are worth less would spend what comes back bit by bit, and
@@ -269,7 +269,7 @@ class LayerDrafts:
         policy = self._policy(planned, self._choice, MOST_DRAFTED)
         return policy if policy.rate > 1 / planned.of_layers[1] else None
 
-    def draft(self, planned: Round, longest: float, worth: float, room: int) -> LayerDraft | MtpDraft | None:
+    def draft(self, planned: PlannedRound, longest: float, worth: float, room: int) -> LayerDraft | MtpDraft | None:
         """A layer draft that is worth more than ``worth``, if there is one and its weights are made.
 
         Args:
@@ -307,7 +307,7 @@ class LayerDrafts:
             forecast=forecast,
         )
 
-    def _make_weights(self, planned: Round, choice: LayerChoice, worth: float, room: int) -> None:
+    def _make_weights(self, planned: PlannedRound, choice: LayerChoice, worth: float, room: int) -> None:
         """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.
 
         That is decided by drafts as long as is best: early ones are shorter, as little time was saved yet.
@@ -321,7 +321,7 @@ class LayerDrafts:
             planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
         planned.preparing += self._clock() - began
 
-    def _policy(self, planned: Round, choice: LayerChoice, most: int) -> DraftPolicy:
+    def _policy(self, planned: PlannedRound, choice: LayerChoice, most: int) -> DraftPolicy:
         """The policy that brings most tokens a second; in a batch one for all, by what all requests have seen."""
         limit, each, own = max(limit for limit in _LIMITS if limit <= most), planned.costs[1], self._shared
         if planned.shared is None:
@@ -357,6 +357,6 @@ class LayerDrafts:
             self._confident.fade(share)
 
 
-def _promises_enough(planned: Round, plan: Plan) -> bool:
+def _promises_enough(planned: PlannedRound, plan: Plan) -> bool:
     """Whether a layer draft may make the other requests of a batch wait, if there are any."""
     return planned.shared is None or plan.tokens_per_second * planned.of_layers[1] >= LEAST_GAIN_TOGETHER

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from selfspec.planning.acceptance import AcceptanceRate, Feature
+from selfspec.planning.acceptance_tables import AcceptanceRate, Feature
 from selfspec.runtimes.target import Target
 
 _SAMPLE = 4096

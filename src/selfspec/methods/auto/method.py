@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from selfspec.decoding.draft import Draft
 from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
-from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.known import Experience
 from selfspec.methods.auto.layer_drafts import MTP, LateCopies, LayerChoice, find_head
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
@@ -15,7 +15,7 @@ from selfspec.methods.auto.preparation import (
     Assignment,
     AutoSettings,
     Preparation,
-    Trial,
+    TriedAssignment,
     allowed_bytes,
     expect,
     prepare,
@@ -28,12 +28,18 @@ from selfspec.methods.base import Method
 from selfspec.methods.mtp import MtpSettings, needs_of
 from selfspec.methods.registry import register
 from selfspec.methods.state import LearnedState
-from selfspec.planning.acceptance import CONFIDENCE, LOW_BIT_CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
+from selfspec.planning.acceptance_tables import (
+    CONFIDENCE,
+    LOW_BIT_CONFIDENCE,
+    MATCH_LENGTH,
+    PROBABILITY,
+    AcceptanceRate,
+)
 from selfspec.planning.allowance import AnswerLengths, HostTime
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs
 from selfspec.runtimes.costs.rows import MOST_PROBES, RowCosts
-from selfspec.runtimes.mtp import MtpHead
+from selfspec.runtimes.mtp_head import MtpHead
 from selfspec.runtimes.target import Target
 
 _KINDS = ("greedy", "sampled")
@@ -199,7 +205,7 @@ class _Ready:
         self.lengths = AnswerLengths()
 
     @property
-    def made(self) -> Trial | None:
+    def made(self) -> TriedAssignment | None:
         """The layer draft whose low-bit weights are made; ``None`` where there are none."""
         layers = self.layers[_KINDS[0]]
         has_copies = self.trial is not None and self.trial.assignment.precision is not None
@@ -213,7 +219,7 @@ class _Ready:
         return None if self.drafts is None else repr(self.drafts)
 
 
-def _fresh(trial: Trial | None) -> Experience:
+def _fresh(trial: TriedAssignment | None) -> Experience:
     """What is expected of drafts before the first request."""
     is_low_bit_copy = trial is not None and trial.assignment.is_low_bit_copy
     confident = AcceptanceRate(LOW_BIT_CONFIDENCE if is_low_bit_copy else CONFIDENCE)

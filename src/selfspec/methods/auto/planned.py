@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
 from selfspec.methods.auto.known import COPIES, EARLIER, GUESS
-from selfspec.planning.acceptance import CopiesToConfirm
+from selfspec.planning.acceptance_tables import CopiesToConfirm
 from selfspec.planning.allowance import SharedRound
 from selfspec.planning.plans import PADDING, DraftPolicy, FilledRows, Plan, plain
 from selfspec.runtimes.costs.rows import CostTable
@@ -28,7 +28,7 @@ def plain_draft(verify: CostTable, follow: Follow | None = None, *, held_back: b
 
 
 @dataclass(slots=True)
-class Round:
+class PlannedRound:
     """A round of one request, as it is planned."""
 
     sequences: int  # that share it

@@ -21,7 +21,7 @@ from selfspec.memory import free_bytes
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.methods.skipping import evenly_skipped, sublayer_ratio
 from selfspec.model.kept import KeptSet
-from selfspec.planning.acceptance import LOW_BIT_CONFIDENCE
+from selfspec.planning.acceptance_tables import LOW_BIT_CONFIDENCE
 from selfspec.planning.plans import MOST_DRAFTED, DraftPolicy, Outlook
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs, measure_together, weight_bytes
 from selfspec.runtimes.costs.rows import RowCosts
@@ -102,7 +102,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedAssignment:
     """An assignment that was tried."""
 
     assignment: Assignment
@@ -121,7 +121,7 @@ class Preparation:
 
     verify: RowCosts
     """Costs of the target's forward."""
-    layers: Trial | None
+    layers: TriedAssignment | None
     """The layer draft to take; ``None`` where every one is slower than plain decoding."""
     lacking_bytes: int = 0
     """What low-bit weights take at least, where there is no memory for them; 0 otherwise."""
@@ -165,7 +165,7 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
     return kept
 
 
-def start_over(target: Target, settings: AutoSettings, made: Trial | None = None) -> Preparation:
+def start_over(target: Target, settings: AutoSettings, made: TriedAssignment | None = None) -> Preparation:
     """Estimates, in place of what was kept or measured on a machine that was busy then; it is measured again later.
 
     A layer draft whose low-bit weights are ``made`` stays, with estimated costs: those of another one would be made
@@ -178,7 +178,7 @@ def start_over(target: Target, settings: AutoSettings, made: Trial | None = None
     return replace(estimate, layers=_with_estimated_costs(target, made, estimate.verify), lacking_bytes=0)
 
 
-def _with_estimated_costs(target: Target, trial: Trial, verify: RowCosts) -> Trial:
+def _with_estimated_costs(target: Target, trial: TriedAssignment, verify: RowCosts) -> TriedAssignment:
     """A trial whose forwards take the share of a verification's time that their weights have of its bytes."""
     kept, low = trial.assignment.kept, estimate_row_costs(target, trial.assignment.precision)
     share, full = len(kept.sublayers) / kept.total, estimate_row_costs(target)
@@ -209,7 +209,7 @@ def _estimate(target: Target, settings: AutoSettings) -> Preparation:
         return Preparation(verify, None, measured=False)
     if needed > allowed_bytes(target, settings):
         return Preparation(verify, None, needed, measured=False)
-    layers = Trial(Assignment(KeptSet.full(target.sublayer_count), precision), LOW_BIT_CONFIDENCE.mean, draft)
+    layers = TriedAssignment(Assignment(KeptSet.full(target.sublayer_count), precision), LOW_BIT_CONFIDENCE.mean, draft)
     return Preparation(verify, layers, measured=False)
 
 
@@ -226,7 +226,7 @@ def _from_device_trial(target: Target, tried: DeviceTrial, settings: AutoSetting
             if needed > allowed_bytes(target, settings):
                 return Preparation(verify, None, needed, measured=False)
             assignment = Assignment(KeptSet.full(target.sublayer_count), precision)
-            return Preparation(verify, Trial(assignment, LOW_BIT_CONFIDENCE.mean, draft), measured=False)
+            return Preparation(verify, TriedAssignment(assignment, LOW_BIT_CONFIDENCE.mean, draft), measured=False)
     return Preparation(verify, None, measured=False)
 
 
@@ -269,7 +269,7 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
     return Preparation(verify, chosen, _lacking(target, settings.group, limit))
 
 
-def promises_enough(trial: Trial, verify: RowCosts) -> bool:
+def promises_enough(trial: TriedAssignment, verify: RowCosts) -> bool:
     """Whether a layer draft promises enough for the memory of its weights."""
     return promised_by(trial, verify) > _LEAST_GAIN / verify(1)
 
@@ -396,14 +396,14 @@ def try_assignments(
     most_seconds: float,
     fits: Callable[[Assignment], bool] = lambda _: True,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[Trial]:
+) -> list[TriedAssignment]:
     """Tries assignments, most promising first, on the model's own text; begins no trial after ``most_seconds``.
 
     ``fits`` says whether the low-bit weights of an assignment may be made. Returns the trials, the fastest first; costs
     of those that are close were measured in turns.
     """
     began = clock()
-    trials: list[Trial] = []
+    trials: list[TriedAssignment] = []
     for assignment in assignments:
         if trials and clock() - began > most_seconds:
             break
@@ -417,13 +417,13 @@ def try_assignments(
     return sorted([*_timed_again(target, close, verify), *others], key=lambda trial: -trial.tokens_per_second)
 
 
-def best_trial(trials: Sequence[Trial]) -> Trial | None:
+def best_trial(trials: Sequence[TriedAssignment]) -> TriedAssignment | None:
     """Of the trials that promise most, to within what timing can tell, the one that agrees most."""
     equal = [trial for trial in trials if trial.tokens_per_second >= _EQUAL * _fastest(trials)]
     return max(equal, key=lambda trial: trial.agreement, default=None)
 
 
-def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> list[Trial]:
+def _timed_again(target: Target, trials: Sequence[TriedAssignment], verify: RowCosts) -> list[TriedAssignment]:
     """Trials with costs that were measured in turns, which a single trial's are not."""
     if len(trials) < 2:
         return list(trials)
@@ -432,22 +432,24 @@ def _timed_again(target: Target, trials: Sequence[Trial], verify: RowCosts) -> l
     return [_promising(replace(trial, costs=each), verify) for trial, each in zip(trials, costs, strict=True)]
 
 
-def promised_by(trial: Trial, verify: RowCosts) -> float:
+def promised_by(trial: TriedAssignment, verify: RowCosts) -> float:
     """Tokens per second of rounds that a trial's layers draft."""
     policy = DraftPolicy.fastest(Outlook([1.0], [trial.agreement]), trial.costs(1), verify.table(), MOST_DRAFTED)
     return policy.plan.tokens_per_second
 
 
-def _promising(trial: Trial, verify: RowCosts) -> Trial:
+def _promising(trial: TriedAssignment, verify: RowCosts) -> TriedAssignment:
     """The trial with what it promises."""
     return replace(trial, tokens_per_second=promised_by(trial, verify))
 
 
-def _fastest(trials: Sequence[Trial]) -> float:
+def _fastest(trials: Sequence[TriedAssignment]) -> float:
     return max((trial.tokens_per_second for trial in trials), default=0.0)
 
 
-def _try(target: Target, assignment: Assignment, text: OwnText, verify: RowCosts, fastest: float) -> Trial | None:
+def _try(
+    target: Target, assignment: Assignment, text: OwnText, verify: RowCosts, fastest: float
+) -> TriedAssignment | None:
     """Tries an assignment; ``None`` where another is faster even if this one's forwards took no time."""
     outcomes = _agreement(target, assignment, text)
     agreement = sum(agrees for _, agrees in outcomes) / len(outcomes)
@@ -456,7 +458,7 @@ def _try(target: Target, assignment: Assignment, text: OwnText, verify: RowCosts
     costs = measure_row_costs(
         target, assignment.kept.sublayers, assignment.precision, row_counts=DRAFT_ROWS, most_seconds=0.2
     )
-    return _promising(Trial(assignment, agreement, costs, outcomes), verify)
+    return _promising(TriedAssignment(assignment, agreement, costs, outcomes), verify)
 
 
 @torch.inference_mode()

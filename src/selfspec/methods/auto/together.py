@@ -7,9 +7,9 @@ from functools import cached_property, partial
 from itertools import repeat
 
 from selfspec.decoding.draft import Draft, Follow, Later, NoDraft, RunRound, TokenDraft
-from selfspec.methods.auto.drafter import AutoDrafter
+from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.known import LIKELIEST
-from selfspec.methods.auto.planned import Round, plain_draft
+from selfspec.methods.auto.planned import PlannedRound, plain_draft
 from selfspec.planning.allowance import UNKNOWN, HostTime, SharedRound
 from selfspec.planning.plans import LEAST_GAIN_TOGETHER, least_acceptance_of_layers, with_caution
 from selfspec.planning.sharing import SharedStep
@@ -81,7 +81,9 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
         return _plan_nothing(drafters, [0.0, batch.share], shared, rounds)
     verify, run = batch.verify, _Run(batch)
     for drafter, value in zip(drafters, values, strict=True):
-        drafter.begin(Round(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share, value=value))
+        drafter.begin(
+            PlannedRound(batch.count, 1, verify, verify, run.follow(drafter), shared, step=batch.share, value=value)
+        )
     drafts: dict[AutoDrafter, Draft] = {**run.plan(drafters)}
     while layered:
         found = {drafter: draft for drafter in layered if (draft := drafter.or_layers(len(layered))) is not None}
@@ -96,7 +98,7 @@ def _plan_nothing(
     drafters: Sequence[AutoDrafter], verify: CostTable, shared: SharedRound, rounds: int | None
 ) -> list[Draft]:
     """Steps of plain decoding of all, followed by the same: ``rounds`` in all, or without end for ``None``."""
-    step, planned = plain_draft(verify), Round(len(drafters), 1, (), (), None, shared)
+    step, planned = plain_draft(verify), PlannedRound(len(drafters), 1, (), (), None, shared)
     for drafter in drafters:
         drafter.plan_nothing(planned)
     if rounds is None:

@@ -30,7 +30,7 @@ class NotACall(Exception):  # noqa: N818 (it is no error of anybody)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScannedPart:
     """What some text adds to an answer: text, reasoning, the name of a call, or more of its arguments."""
 
     kind: Literal["text", "reasoning", "call", "arguments"]
@@ -47,7 +47,7 @@ class Scanner:
     """
 
     def __init__(self, marks: Marks, tools: Tools, *, parallel: bool = True) -> None:
-        self.tools, self.parts, self.calls, self.last = tools, list[Part](), 0, ""
+        self.tools, self.parts, self.calls, self.last = tools, list[ScannedPart](), 0, ""
         self._marks, self._parallel = marks, parallel
         self._text, self._at, self._ended = "", 0, False
         self._held: int | None = None  # where the text begins that is no call yet
@@ -67,7 +67,7 @@ class Scanner:
         """The text of a token as ``push`` takes it."""
         return self._marks.of_token(token_id, text)
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[ScannedPart]:
         """Takes more of the text, with marks; returns what it adds."""
         if text:
             keep = self._at if self._held is None else self._held
@@ -79,7 +79,7 @@ class Scanner:
                 next(self._steps)
         return self._take()
 
-    def flush(self) -> list[Part]:
+    def flush(self) -> list[ScannedPart]:
         """What is still held back, as the answer ends here: whitespace, too, if that is all of it."""
         self._ended = True
         next(self._steps, None)
@@ -88,7 +88,7 @@ class Scanner:
             self._give("text", self._after_blank(""))
         return self._take()
 
-    def _take(self) -> list[Part]:
+    def _take(self) -> list[ScannedPart]:
         parts, self.parts = self.parts, []
         return parts
 
@@ -158,7 +158,7 @@ class Scanner:
             return
         if self.parts and kind == self.parts[-1].kind and kind != "call":
             text = self.parts.pop().text + text
-        self.parts.append(Part(kind, text))
+        self.parts.append(ScannedPart(kind, text))
 
     # How it is read
 

@@ -4,31 +4,31 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from selfspec.serve.answer import Answer, Growth
+from selfspec.serve.answer_bodies import Usage, cached_tokens
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.bodies import Bodies, Event
-from selfspec.serve.responses import Usage, cached_tokens
+from selfspec.serve.bodies import Bodies, SentEvent
 from selfspec.types import TextPiece
 
 
 class InfillBodies(Bodies):
     """The bodies of what was written into a gap."""
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> SentEvent:
         """The body that is not a stream."""
-        return Event(self._said(answers[0], answers[0].text, usage))
+        return SentEvent(self._said(answers[0], answers[0].text, usage))
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[SentEvent]:
         """The event with the text that some pieces add."""
         if grown:
-            yield Event({"index": 0, "content": "".join(growth.text for growth in grown), "stop": False})
+            yield SentEvent({"index": 0, "content": "".join(growth.text for growth in grown), "stop": False})
 
-    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[SentEvent]:
         """The event that says how it ended."""
-        yield Event(self._said(answers[0], "", usage))
+        yield SentEvent(self._said(answers[0], "", usage))
 
-    def failed(self, error: ApiError) -> Iterator[Event]:
+    def failed(self, error: ApiError) -> Iterator[SentEvent]:
         """The event of an error, after which nothing comes."""
-        yield Event({"type": "error", **error.body}, "error")
+        yield SentEvent({"type": "error", **error.body}, "error")
 
     def _said(self, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
         cut = answer.finish_reason == "length"

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from selfspec.serve.answer import Answer, Block, Growth
+from selfspec.serve.answer_bodies import Usage, cached_tokens
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.bodies import Bodies, SentEvent
 from selfspec.serve.chats import as_object
-from selfspec.serve.responses import Usage, cached_tokens
 from selfspec.types import TextPiece
 
 
@@ -20,18 +20,18 @@ class MessageBodies(Bodies):
         self._id = f"msg_{uuid.uuid4().hex[:24]}"
         self._open: int | None = None  # the block that is being written
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> SentEvent:
         """The body that is not a stream."""
         [answer] = answers
         content = [_block(block, whole=True) for block in answer.blocks]
-        return Event({**self._message(content, usage), **_stop(answer)})
+        return SentEvent({**self._message(content, usage), **_stop(answer)})
 
-    def start(self, usage: Usage) -> Iterator[Event]:
+    def start(self, usage: Usage) -> Iterator[SentEvent]:
         """The event that a stream begins with."""
         yield _event("message_start", message=self._message([], usage))
         yield _event("ping")
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[SentEvent]:
         """The events of what some pieces add."""
         for growth in grown:
             if growth.began:
@@ -43,25 +43,25 @@ class MessageBodies(Bodies):
                 delta = _delta(growth.block, growth.text)
                 yield _event("content_block_delta", index=growth.index, delta=delta)
 
-    def last(self, answer: Answer) -> Iterator[Event]:
+    def last(self, answer: Answer) -> Iterator[SentEvent]:
         """The event that ends the last block."""
         return self._close()
 
-    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[SentEvent]:
         """The events that say why the answer ended."""
         [answer] = answers
         yield _event("message_delta", delta=_stop(answer), usage=_usage(usage))
         yield _event("message_stop")
 
-    def failed(self, error: ApiError) -> Iterator[Event]:
+    def failed(self, error: ApiError) -> Iterator[SentEvent]:
         """The event of an error, after which nothing comes."""
-        yield Event(error.messages_body, "error")
+        yield SentEvent(error.messages_body, "error")
 
     def ping(self) -> str:
         """What says in a stream that it is alive."""
         return self.event(_event("ping"))
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self) -> Iterator[SentEvent]:
         if self._open is not None:
             yield _event("content_block_stop", index=self._open)
         self._open = None
@@ -79,8 +79,8 @@ class MessageBodies(Bodies):
         }
 
 
-def _event(name: str, **fields: Any) -> Event:
-    return Event({"type": name, **fields}, name)
+def _event(name: str, **fields: Any) -> SentEvent:
+    return SentEvent({"type": name, **fields}, name)
 
 
 def _block(block: Block, *, whole: bool) -> dict[str, Any]:

@@ -9,25 +9,25 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from selfspec.serve.answer import Answer, Block, Growth
+from selfspec.serve.answer_bodies import Usage, cached_tokens
 from selfspec.serve.api_errors import ApiError
-from selfspec.serve.bodies import Bodies, Event
+from selfspec.serve.bodies import Bodies, SentEvent
 from selfspec.serve.reader import Prepared
-from selfspec.serve.responses import Usage, cached_tokens
 from selfspec.types import TextPiece
 
 _PREFIXES = {"call": "fc", "reasoning": "rs", "text": "msg"}
 
 
 @dataclass(slots=True)
-class _WithResponse(Event):
+class _WithResponse(SentEvent):
     """A response, or an event that ends with one. What it repeats of its request is JSON already."""
 
     repeated: str = "{}"
 
     def to_json(self) -> str:
-        """See ``Event``."""
+        """See ``SentEvent``."""
         ends = "}}" if self.name else "}"
-        return f"{Event.to_json(self).removesuffix(ends)}, {self.repeated.removeprefix('{')}{ends[1:]}"
+        return f"{SentEvent.to_json(self).removesuffix(ends)}, {self.repeated.removeprefix('{')}{ends[1:]}"
 
 
 class ResponseBodies(Bodies):
@@ -42,18 +42,18 @@ class ResponseBodies(Bodies):
         self._open: Block | None = None
         self._answer: Answer | None = None  # the one that is streamed
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Event:
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> SentEvent:
         """The body that is not a stream."""
         [answer] = answers
         return _WithResponse(self._ended(answer, usage), repeated=self._repeated)
 
-    def start(self, usage: Usage) -> Iterator[Event]:
+    def start(self, usage: Usage) -> Iterator[SentEvent]:
         """The events that a stream begins with."""
         response = self._response("in_progress")
         yield self._with_response("response.created", response)
         yield self._with_response("response.in_progress", response)
 
-    def first(self, answer: Answer) -> Iterator[Event]:
+    def first(self, answer: Answer) -> Iterator[SentEvent]:
         """An answer begins with its first item."""
         self._answer = answer
         return iter(())
@@ -62,7 +62,7 @@ class ResponseBodies(Bodies):
         """What says in a stream that it is alive: this interface has no other event for that."""
         return self.event(self._with_response("response.in_progress", self._response("in_progress")))
 
-    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[Event]:
+    def chunk(self, answer: Answer, pieces: Sequence[TextPiece], grown: Sequence[Growth]) -> Iterator[SentEvent]:
         """The events of what some pieces add."""
         for growth in grown:
             block = growth.block
@@ -79,17 +79,17 @@ class ResponseBodies(Bodies):
                 more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
                 yield self._part_event(f"response.{_kind(block)}.delta", growth.index, delta=growth.text, **more)
 
-    def last(self, answer: Answer) -> Iterator[Event]:
+    def last(self, answer: Answer) -> Iterator[SentEvent]:
         """The events that end the last item."""
         return self._close(answer)
 
-    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[Event]:
+    def end(self, answers: Sequence[Answer], usage: Usage) -> Iterator[SentEvent]:
         """The event with the whole response."""
         [answer] = answers
         response = self._ended(answer, usage)
         yield self._with_response(f"response.{response['status']}", response)
 
-    def failed(self, error: ApiError) -> Iterator[Event]:
+    def failed(self, error: ApiError) -> Iterator[SentEvent]:
         """The event of an error, and the one with the response so far, after which nothing comes."""
         said = error.body["error"]
         yield self._event("error", code=said["code"], message=said["message"], param=said["param"])
@@ -103,7 +103,7 @@ class ResponseBodies(Bodies):
         failure = {"code": code, "message": said["message"]}
         yield self._with_response("response.failed", self._response("failed", items, error=failure))
 
-    def _close(self, answer: Answer) -> Iterator[Event]:
+    def _close(self, answer: Answer) -> Iterator[SentEvent]:
         block, self._open = self._open, None
         if block is None:
             return
@@ -125,17 +125,17 @@ class ResponseBodies(Bodies):
         namespace, name = self._namespaces[block.name]
         return {"name": name, "namespace": namespace}
 
-    def _event(self, name: str, /, **fields: Any) -> Event:
+    def _event(self, name: str, /, **fields: Any) -> SentEvent:
         number, self._number = self._number, self._number + 1
-        return Event({"type": name, "sequence_number": number, **fields}, name)
+        return SentEvent({"type": name, "sequence_number": number, **fields}, name)
 
-    def _with_response(self, name: str, response: dict[str, Any]) -> Event:
+    def _with_response(self, name: str, response: dict[str, Any]) -> SentEvent:
         return _WithResponse(self._event(name, response=response).fields, name, self._repeated)
 
-    def _item_event(self, name: str, index: int, /, **fields: Any) -> Event:
+    def _item_event(self, name: str, index: int, /, **fields: Any) -> SentEvent:
         return self._event(name, item_id=self._ids[index], output_index=index, **fields)
 
-    def _part_event(self, name: str, index: int, /, **fields: Any) -> Event:
+    def _part_event(self, name: str, index: int, /, **fields: Any) -> SentEvent:
         return self._item_event(name, index, content_index=0, **fields)
 
     def _item(self, index: int, block: Block, status: str) -> dict[str, Any]:

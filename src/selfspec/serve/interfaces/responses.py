@@ -19,7 +19,7 @@ from selfspec.serve.requests import (
     FunctionTool,
     LeftOut,
     Message,
-    Speculative,
+    SpeculativeFields,
     StreamOptions,
     Text,
     Tool,
@@ -237,7 +237,7 @@ class ResponsesRequest(Ignored):
     reasoning: Reasoning | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    speculative: Speculative = Field(default_factory=Speculative)
+    speculative: SpeculativeFields = Field(default_factory=SpeculativeFields)
     include: Any = Field(default=None, description="Has no effect.")
     truncation: Literal["disabled"] | None = Field(default=None, description="A chat is never shortened.")
     background: Literal[False] | None = None

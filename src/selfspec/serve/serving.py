@@ -10,12 +10,12 @@ from fastapi import FastAPI
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfspec.engine import Engine
+from selfspec.engine_options import EngineOptions
 from selfspec.errors import InvalidParameterError
-from selfspec.loading.adapters import name_adapters
-from selfspec.options import EngineOptions
+from selfspec.loading.adapter_files import name_adapters
 from selfspec.serve.address import Address
 from selfspec.serve.app import create_app
-from selfspec.serve.limits import Limits
+from selfspec.serve.capacity import Limits
 from selfspec.serve.pool import ReaderPool
 from selfspec.serve.served_engine import ServedEngine
 from selfspec.serve.service import Service

@@ -13,7 +13,7 @@ from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_drafts import LayerChoice, LayerDrafts
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.methods.auto.planned import Round
+from selfspec.methods.auto.planned import PlannedRound
 from selfspec.planning.allowance import (
     CREDIT,
     UNKNOWN,
@@ -30,7 +30,7 @@ from selfspec.planning.allowance import (
 from selfspec.planning.plans import FilledRows, Known, Plan, fill_rows, plain
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
-from selfspec.runtimes.mtp import MtpText
+from selfspec.runtimes.mtp_head import MtpText
 from selfspec.types import PhaseSeconds
 
 _MOST_FOLLOWED = 16
@@ -73,9 +73,9 @@ class AutoDrafter(Drafter):
         self._reading = self._to_pay = 0.0  # seconds of looking through text that no round has counted yet
         self._clock = clock
         self._planned = 0.0
-        self._round: Round | None = None
+        self._round: PlannedRound | None = None
         self._offered: Known | None = None  # in a batch
-        self._taken: Round | None = None
+        self._taken: PlannedRound | None = None
         self._without_layers = 0  # tokens that are written before a batch thinks of layers again
         self._followed = 0  # tokens of the run that was learned from already
         self._unplanned = 0  # rounds of the run in which nothing was planned
@@ -98,7 +98,7 @@ class AutoDrafter(Drafter):
             verify = self._overhead.added_to(forwards, self._planning.mean)
         known = known or verify
         layers_follow = follow is not None and self.mtp_text is not None
-        self._round = planned = Round(1, 1, verify, known, follow, None, backs_off, layers_follow, verify[1])
+        self._round = planned = PlannedRound(1, 1, verify, known, follow, None, backs_off, layers_follow, verify[1])
         planned.fills, self._followed, self._unplanned = fills, 0, 0
         longest = self.longest(verify[1])
         is_plain = backs_off or not certain or self._is_held_back(planned, longest)
@@ -108,7 +108,7 @@ class AutoDrafter(Drafter):
         self._planned = self._clock() - began - planned.preparing
         return draft
 
-    def _plan_as_before(self, before: Round) -> NoDraft | TokenDraft:
+    def _plan_as_before(self, before: PlannedRound) -> NoDraft | TokenDraft:
         """A step of plain decoding after one for which nothing was planned either."""
         began = self._clock()
         before.preparing, self._followed, self._unplanned = 0.0, 0, 0
@@ -120,7 +120,7 @@ class AutoDrafter(Drafter):
         """Most seconds of the next round, if a plain step, or its share, takes ``step``."""
         return self._allowance.longest(step)
 
-    def begin(self, planned: Round) -> None:
+    def begin(self, planned: PlannedRound) -> None:
         """Begins a round in a batch, or several of a run, whose tokens are then offered and taken."""
         self._backoff.end()
         self._catch_up()
@@ -161,7 +161,7 @@ class AutoDrafter(Drafter):
             planned.seconds = None
         return draft
 
-    def plan_nothing(self, planned: Round) -> None:
+    def plan_nothing(self, planned: PlannedRound) -> None:
         """A round of plain decoding in a batch for whose requests no draft could pay; they share ``planned``."""
         self._round = planned
 
@@ -209,7 +209,7 @@ class AutoDrafter(Drafter):
         """The mask embedding of probes."""
         return self._known.mask_embeddings.chosen
 
-    def _best(self, planned: Round, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
+    def _best(self, planned: PlannedRound, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
         rows = planned.known
         planned.fastest = self._layers.fastest(planned, longest)
@@ -222,7 +222,7 @@ class AutoDrafter(Drafter):
         self._backoff.end()
         return draft
 
-    def _take(self, planned: Round, filled: FilledRows | None) -> NoDraft | TokenDraft:
+    def _take(self, planned: PlannedRound, filled: FilledRows | None) -> NoDraft | TokenDraft:
         """Verifies known tokens; without any a step, in which time comes back for layers that are waited for."""
         if filled is not None:
             self._backoff.end()
@@ -254,7 +254,7 @@ class AutoDrafter(Drafter):
         filled, worth = self._filled_rows(planned, longest)
         return None if worth < planned.layers_are_worth else self._take(planned, filled)
 
-    def _choose_mask_embedding(self, planned: Round) -> None:
+    def _choose_mask_embedding(self, planned: PlannedRound) -> None:
         """Chooses the mask embedding of probes, and makes it now: later that would count as the verification's time."""
         embeddings = self._known.mask_embeddings
         embeddings.choose()
@@ -263,14 +263,14 @@ class AutoDrafter(Drafter):
             embeddings.make()
             planned.preparing += self._clock() - began
 
-    def _is_held_back(self, planned: Round, longest: float) -> bool:
+    def _is_held_back(self, planned: PlannedRound, longest: float) -> bool:
         """Whether no draft fits in ``longest`` seconds; where planning keeps it so, nothing is planned for a while."""
         if longest > planned.known[2]:
             return False
         self._back_off(planned)
         return True
 
-    def _back_off(self, planned: Round) -> None:
+    def _back_off(self, planned: PlannedRound) -> None:
         """Plans nothing for a while, where planning takes more than comes back meanwhile."""
         if self._planning_mean > self._allowance.regained(planned.verify[1]):
             self._backoff.begin()
@@ -280,7 +280,7 @@ class AutoDrafter(Drafter):
         """Seconds that planning a round takes; those of a round alone before there was a run."""
         return self._planning_of_runs.mean or self._planning.mean
 
-    def _filled_rows(self, planned: Round, longest: float) -> tuple[FilledRows | None, float]:
+    def _filled_rows(self, planned: PlannedRound, longest: float) -> tuple[FilledRows | None, float]:
         """The best rows without layers, and what they are worth; ``None`` for a step of plain decoding."""
         step, rate = planned.verify[1], planned.rate
         least = plain(planned.verify).worth(rate)
@@ -333,7 +333,7 @@ class AutoDrafter(Drafter):
             made = self._forwards(planned, feedback)
             self._share(planned, feedback, began, [rows], seconds.draft, made)
 
-    def _learn_of_steps(self, planned: Round, feedback: Feedback, began: float) -> None:
+    def _learn_of_steps(self, planned: PlannedRound, feedback: Feedback, began: float) -> None:
         """Counts steps of a batch in which no drafts were looked for."""
         token_ids = feedback.acceptance.token_ids
         self._count(len(token_ids))
@@ -342,7 +342,7 @@ class AutoDrafter(Drafter):
 
     def _share(
         self,
-        planned: Round,
+        planned: PlannedRound,
         feedback: Feedback,
         began: float,
         rows: Sequence[int],
@@ -360,7 +360,7 @@ class AutoDrafter(Drafter):
             value=planned.value,
         )
 
-    def _forwards(self, planned: Round, feedback: Feedback) -> Sequence[int]:
+    def _forwards(self, planned: PlannedRound, feedback: Feedback) -> Sequence[int]:
         """The rows of each forward of the layer draft whose time says what forwards cost."""
         if planned.guess is None:
             return ()
@@ -404,7 +404,7 @@ class AutoDrafter(Drafter):
             seconds = planned.seconds_in_run(len(played.drafted))
         self._note_time(planned, len(token_ids), seconds)
 
-    def _note_time(self, planned: Round, tokens: int, seconds: float) -> None:
+    def _note_time(self, planned: PlannedRound, tokens: int, seconds: float) -> None:
         """Counts what a round took by what it wrote."""
         step = planned.step
         self._pace.note(tokens, seconds, step)
@@ -413,7 +413,7 @@ class AutoDrafter(Drafter):
             self._saved_by_known += tokens * step - seconds
 
     def _learn_of_tokens(
-        self, planned: Round, token_ids: Sequence[int], confidences: Sequence[float], accepted: int
+        self, planned: PlannedRound, token_ids: Sequence[int], confidences: Sequence[float], accepted: int
     ) -> None:
         """Scores by the tokens of a round what was known, and what was drafted, unless the request is held back."""
         if self._backoff.on:
@@ -464,7 +464,7 @@ class AutoDrafter(Drafter):
             self._to_pay += self._backoff.reading(tokens, seconds)
             self._reading += seconds
 
-    def _learn_from_run(self, planned: Round, feedback: Feedback, began: float) -> None:
+    def _learn_from_run(self, planned: PlannedRound, feedback: Feedback, began: float) -> None:
         """Learns from the last round of a run, and from the time that all took."""
         self._runs = True
         if rest := feedback.acceptance.token_ids[self._followed :]:

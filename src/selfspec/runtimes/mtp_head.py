@@ -16,7 +16,7 @@ from torch.nn import functional
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.model.decoder import Decoder
 from selfspec.model.forward import Forward, SequenceState
-from selfspec.model.mtp import MtpModules, read_mtp
+from selfspec.model.mtp_modules import MtpModules, read_mtp
 from selfspec.model.rope import Rope
 from selfspec.runtimes.branches import describe_norm
 from selfspec.runtimes.chain import Drafted, DraftRequest

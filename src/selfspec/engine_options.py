@@ -10,7 +10,7 @@ import torch
 from selfspec.decoding.kept_texts import KeptTexts
 from selfspec.decoding.prefix_cache import PrefixCache
 from selfspec.errors import InvalidParameterError
-from selfspec.loading.adapters import AdapterFiles
+from selfspec.loading.adapter_files import AdapterFiles
 from selfspec.loading.divided import DeviceMap
 from selfspec.methods.base import Method
 from selfspec.methods.papers import paper_method
