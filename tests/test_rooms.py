@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors", "control_group"),
-    ("limits", "files", "timing", "memory", "constraint", "choices", "ranges"),
+    ("limits", "files", "timing", "memory", "constraint", "choices", "ranges", "lazy"),
     ("model",),
     ("runtimes", "gpu"),
     ("params",),

@@ -1,10 +1,10 @@
 """selfspec: lossless self-speculative decoding for Hugging Face causal language models."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from selfspec import errors
 from selfspec.errors import SelfSpecError
+from selfspec.lazy import lazily
 
 if TYPE_CHECKING:
     from selfspec.async_engine import AsyncEngine as AsyncEngine
@@ -26,22 +26,15 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _NAMES = {
-    "async_engine": ("AsyncEngine", "RequestStream"),
-    "engine": ("Engine", "Stream"),
-    "hf.custom_generate": ("custom_generate",),
-    "loading": ("load_model", "quantise"),
-    "methods": ("METHODS",),
-    "engine_options": ("EngineOptions",),
-    "prompts": ("Prompt", "Prompts"),
-    "types": ("Generation", "Round", "SamplingParams", "TextPiece"),
+    "selfspec.async_engine": ("AsyncEngine", "RequestStream"),
+    "selfspec.engine": ("Engine", "Stream"),
+    "selfspec.hf.custom_generate": ("custom_generate",),
+    "selfspec.loading": ("load_model", "quantise"),
+    "selfspec.methods": ("METHODS",),
+    "selfspec.engine_options": ("EngineOptions",),
+    "selfspec.prompts": ("Prompt", "Prompts"),
+    "selfspec.types": ("Generation", "Round", "SamplingParams", "TextPiece"),
 }
-_HOMES = {name: f"selfspec.{module}" for module, names in _NAMES.items() for name in names}
 
-__all__ = ["SelfSpecError", "errors", *_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used, so that ``selfspec --help`` does not import torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'selfspec' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+__all__ = ["SelfSpecError", "errors", *(name for names in _NAMES.values() for name in names)]
+__getattr__ = lazily(__name__, _NAMES)  # so that ``selfspec --help`` does not import torch

@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import gc
+import math
 import mmap
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,22 +83,54 @@ def check_memory(needed: int, what: str, remedy: str, device: torch.device | Non
         raise OutOfMemoryError(f"{what}, but {available:,} are available; {remedy}")
 
 
+class _LargePages:
+    """Memory in pages of 2 MB, where Linux gives them to who asks; pieces of it follow each other.
+
+    So several small matrices share a large page, which none of them would have alone, and none has small pages at its
+    ends. A block of memory goes back to the system with the last tensor in it.
+    """
+
+    _BLOCK = 64 << 20
+    _PAGE = 2 << 20
+    _LINE = 64
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._block: mmap.mmap | None = None
+        self._used = 0
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Memory, uint8 ``[nbytes]``, that begins with a line of the processor's cache."""
+        with self._lock:
+            if self._block is None or self._used + nbytes > len(self._block):
+                self._block, self._used = self._map(nbytes)
+            block, start = self._block, self._used
+            self._used += -(-nbytes // self._LINE) * self._LINE
+        return torch.frombuffer(block, dtype=torch.uint8, count=nbytes, offset=start)
+
+    def _map(self, nbytes: int) -> tuple[mmap.mmap, int]:
+        """A block that has room for so many bytes, and where its first large page begins."""
+        size = (-(-max(nbytes, self._BLOCK) // self._PAGE) + 1) * self._PAGE
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a system without large pages
+            block.madvise(mmap.MADV_HUGEPAGE)
+        return block, -ctypes.addressof(ctypes.c_char.from_buffer(block)) % self._PAGE
+
+
+_large_pages = _LargePages()
+_LARGE = 64 << 10
+"""Bytes of memory that large pages are asked for."""
+
+
 def empty_in_large_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Memory of the CPU, not filled, in pages of 2 MB where Linux gives them to who asks.
 
     Weights are read from it up to 1.4 times as fast: processors fetch ahead within a page, and find its address once.
     """
-    memory = torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    if sys.platform == "linux" and memory.nbytes >= _LARGE:
-        # From page to page, so that neighbours are one area, which large pages can cover. Refused, it changes nothing.
-        start = memory.data_ptr() & -mmap.PAGESIZE
-        end = -(-(memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
-    return memory
-
-
-_LARGE = 256 << 10
-"""Bytes of memory that large pages are asked for; less is not mapped by itself."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if sys.platform != "linux" or nbytes < _LARGE:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    return _large_pages.take(nbytes).view(dtype).view(tuple(shape))
 
 
 def _peak_resident_bytes() -> int:

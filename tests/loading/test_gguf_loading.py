@@ -19,7 +19,7 @@ from helpers.gguf_files import CHAT_TEMPLATE, EOS, MERGED, rewrite, save_gguf
 from helpers.kernels import needs_kernels
 from helpers.models import build
 from selfspec import Engine, errors, load_model
-from selfspec.loading import INSTALLABLE, catalog, filling, load_config, loader
+from selfspec.loading import INSTALLABLE, catalog, load_config, loader
 from selfspec.runtimes.kernel_build import KernelBuildError
 from selfspec.runtimes.packed import LowBitLinear
 
@@ -99,7 +99,7 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise KernelBuildError("there is no C++ compiler")
 
-    monkeypatch.setattr(filling, "find", refuse)
+    monkeypatch.setattr("selfspec.runtimes.kernels.find", refuse)
 
 
 @pytest.mark.usefixtures("_no_kernels")

@@ -16,7 +16,7 @@ from helpers.gguf_files import deepen
 from helpers.kernels import needs_kernels
 from helpers.models import SMALLEST_GAP
 from selfspec import Engine, errors, load_model
-from selfspec.loading import gguf_model
+from selfspec.loading import gguf_early
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_header import GgufTensor
 from selfspec.loading.without_weights import BASE_BYTES
@@ -314,15 +314,15 @@ def test_too_little_memory_is_said_before_anything_is_read(unpack: bool, monkeyp
     path = fixture_path("Q4_K_M")
     weights = sum(parameter.nbytes for parameter in load_model(path, unpack=unpack)[0].parameters())
     needed = weights + BASE_BYTES
-    monkeypatch.setattr(gguf_model, "available_bytes", lambda: needed)
+    monkeypatch.setattr(gguf_early, "available_bytes", lambda: needed)
     load_model(path, unpack=unpack)
-    monkeypatch.setattr(gguf_model, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(gguf_early, "available_bytes", lambda: needed - 1)
     monkeypatch.setattr(GgufTensor, "data", lambda _: pytest.fail("a tensor is read"))
     with pytest.raises(errors.OutOfMemoryError, match=f"{needed:,} bytes, but {needed - 1:,} are available"):
         load_model(path, unpack=unpack)
 
 
 def test_a_file_that_the_system_says_nothing_about_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_model, "available_bytes", lambda: None)
+    monkeypatch.setattr(gguf_early, "available_bytes", lambda: None)
     with GgufFile.open(fixture_path("Q8_0")) as file:
-        assert gguf_model.auto_dtype(file, packed=True) == load_model(fixture_path("Q8_0"))[0].dtype
+        assert gguf_early.auto_dtype(file, packed=True) == load_model(fixture_path("Q8_0"))[0].dtype

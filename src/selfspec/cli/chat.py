@@ -47,6 +47,7 @@ def chat(
     The chat begins with the first adapter, if there are any; /adapter takes another one.
     """
     method_settings = read_settings(engine.method, engine.settings, state)
+    engine.begin()
 
     from selfspec.cli.chat_repl import ChatCommands, talk
     from selfspec.cli.chat_session import ChatSession

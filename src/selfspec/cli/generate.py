@@ -56,6 +56,7 @@ def generate(
     if len(adapters.adapter or ()) > 1:
         raise InvalidParameterError("a text has one adapter; give --adapter once")
     text, method_settings = read_prompt(prompt, prompt_file), read_settings(engine.method, engine.settings, state)
+    engine.begin()
     silence_libraries()
     params = sampling_params({**vars(sampling), "logprobs": logprobs, "adapter": next(iter(adapters.named), None)})
     loaded = engine.load(settings=method_settings, adapters=adapters.named)

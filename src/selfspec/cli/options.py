@@ -95,6 +95,12 @@ class ModelChoice(Choice):
     runtime: str = option("auto", RUNTIME_HELP)
     cache_bits: int | None = option(None, CACHE_HELP, metavar="8")
 
+    def begin(self) -> None:
+        """Begins to read a GGUF file, which goes on while Python imports what ``load`` needs."""
+        from selfspec.loading.gguf_early import begin
+
+        begin(self.model, dtype=self.dtype, device=self.device, weights=self.weights, unpack=self.unpack)
+
     def load(self, **others: Any) -> "Engine":
         """Loads the model, with what other options of the engine a command sets, its method among them."""
         from selfspec.engine import Engine

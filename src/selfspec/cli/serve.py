@@ -120,16 +120,23 @@ def serve(
             _serve_with_ray(served, address, cluster)
         else:
             _check_without_ray(cluster)
-            _serve_here(served, address, network.max_connections, (state, state_seconds))
+            _serve_here(engine, served, address, network.max_connections, (state, state_seconds))
     except EngineFailedError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(_FAILED) from error
 
 
-def _serve_here(served: dict[str, Any], address: "Address", connections: int, state: tuple[Path | None, float]) -> None:
+def _serve_here(
+    engine: options.EngineChoice,
+    served: dict[str, Any],
+    address: "Address",
+    connections: int,
+    state: tuple[Path | None, float],
+) -> None:
     """Serves in this process; ``state`` is the file of the state, and the seconds between two savings."""
     listening = address.listen()  # a port that is in use is said before a model is loaded
     os.environ.update(brief_waits())
+    engine.begin()
 
     from selfspec.serve.connection import ConnectionLimits
     from selfspec.serve.server import run_server

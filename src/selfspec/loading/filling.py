@@ -10,8 +10,6 @@ from torch import nn
 
 from selfspec.loading.without_weights import put
 from selfspec.runtimes.formats import TILE, PackedFormat
-from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import find
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitExperts, LowBitLinear, PackedWeights
 
 if TYPE_CHECKING:
@@ -75,12 +73,3 @@ def _bias_of(name: str) -> str:
     """The bias beside a weight: ``bias`` beside ``weight``, ``down_proj_bias`` beside ``down_proj``."""
     path, _, kind = name.rpartition(".")
     return f"{path}.bias" if kind == "weight" else f"{name}_bias"
-
-
-def why_no_kernels() -> KernelBuildError | None:
-    """Why there are no kernels; then weights are unpacked, and the engine says what that costs."""
-    try:
-        find()
-    except KernelBuildError as error:
-        return error
-    return None

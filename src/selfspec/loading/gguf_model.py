@@ -15,8 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from selfspec.errors import ModelLoadError, OutOfMemoryError, SelfSpecWarning, first_line, naming
 from selfspec.loading.catalog import InstallableModel, check_file
-from selfspec.loading.filling import StoredWeight, fill, why_no_kernels
-from selfspec.loading.gguf_early import EarlyLayout
+from selfspec.loading.filling import StoredWeight, fill
+from selfspec.loading.gguf_early import PLAIN, OpenedFile, auto_dtype, open_early, own_form
 from selfspec.loading.gguf_families import read_config
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_head import GgufHead
@@ -25,19 +25,15 @@ from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
 from selfspec.loading.without_weights import BASE_BYTES, build_on_meta
-from selfspec.memory import available_bytes
 from selfspec.model.mtp_modules import hold_head
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError
-from selfspec.runtimes.kernels import DTYPES
 from selfspec.runtimes.mixtures import EXPERT_WEIGHTS
 from selfspec.runtimes.packed import PackedWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_QUANTISED_DTYPE = torch.bfloat16
 _LINEARS = ("Linear", "Conv1D", "FalconLinear")
 """Classes of layers that can have weights of few bits: they multiply rows with them, and may add a bias."""
 
@@ -79,25 +75,20 @@ def read_gguf(
     """
     if expected is not None:
         check_file(expected, path)
-    with GgufFile.open(path) as file:
-        no_kernels, available = why_no_kernels(), available_bytes()
-        packed = packed and no_kernels is None
-        chosen = dtype if isinstance(dtype, torch.dtype) else auto_dtype(file, packed=packed)
-        keeps = packed and chosen in DTYPES
-        kept = {name: tensor for name, tensor in file.tensors.items() if keeps and _own_form(tensor, chosen)}
-        with EarlyLayout(kept, available) as early:
-            with naming(f"cannot load '{path}'"):
-                config = read_config(file.metadata, file.tensors)
-                model = build_on_meta(config)
-                sources = find_parameters(file.tensors, model)
-                head = GgufHead.find(file, model, lambda tensor: _values(tensor, no_kernels))
-            weights = _FileWeights(model, file, sources, chosen, early if keeps else None, no_kernels)
-            weights.check_memory(available)
-            if keeps:
-                weights.warn()
-            tokenizer = read_tokenizer(file)
-            with torch.inference_mode(mode=False), torch.no_grad():
-                fill(model, weights.found, chosen)
+    with open_early(path, dtype, packed=packed) as opened:
+        file, chosen = opened.file, opened.dtype
+        with naming(f"cannot load '{path}'"):
+            config = read_config(file.metadata, file.tensors)
+            model = build_on_meta(config)
+            sources = find_parameters(file.tensors, model)
+            head = GgufHead.find(file, model, lambda tensor: _values(tensor, opened.no_kernels))
+        weights = _FileWeights(model, opened, sources)
+        weights.check_memory()
+        if opened.keeps:
+            weights.warn()
+        tokenizer = read_tokenizer(file)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            fill(model, weights.found, chosen)
     config.dtype = chosen
     if head is not None:
         hold_head(model, head)
@@ -112,53 +103,24 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
         return config
 
 
-def auto_dtype(file: GgufFile, *, packed: bool) -> torch.dtype:
-    """The dtype of a file's matrices, or bfloat16 where they differ or have few bits.
-
-    It is bfloat16, too, where matrices that stay as they are (``packed``) have a dtype without kernels.
-    """
-    kinds = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    dtype = _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else _QUANTISED_DTYPE
-    return _QUANTISED_DTYPE if packed and dtype not in DTYPES else dtype
-
-
-def _own_form(tensor: GgufTensor, dtype: torch.dtype) -> PackedFormat | None:
-    """The format in which a tensor stays; ``None`` for numbers of the dtype, and where blocks or tiles do not fit."""
-    form = GGUF_FORMATS.get(tensor.type)
-    if form is None or tensor.type not in _PLAIN:
-        return form
-    *outputs, inputs = tensor.shape
-    fits = inputs % form.unit == 0 and bool(outputs) and outputs[-1] >= TILE
-    return form if fits and _PLAIN[tensor.type] != dtype else None
-
-
 class _FileWeights:
     """What a file stores for the parameters of a model on ``meta``."""
 
-    def __init__(
-        self,
-        model: "PreTrainedModel",
-        file: GgufFile,
-        sources: Mapping[str, Source],
-        dtype: torch.dtype,
-        early: EarlyLayout | None,
-        no_kernels: KernelBuildError | None,
-    ) -> None:
-        self._file, self._sources, self._dtype = file, sources, dtype
+    def __init__(self, model: "PreTrainedModel", opened: OpenedFile, sources: Mapping[str, Source]) -> None:
+        self._opened, self._file, self._sources, self._dtype = opened, opened.file, sources, opened.dtype
         self._model, self._modules = model, dict(model.named_modules())
         self._shapes = {name: each.shape for name, each in model.state_dict().items()}
-        self._early, self._no_kernels = early, no_kernels
         self._whole = {_EXPANDING, *BY_MODEL_TYPE[model.config.model_type].whole}
         self.found = {name: self._stored(name) for name in sources}
 
     def _stored(self, name: str) -> StoredWeight:
-        form = self._find_form(name) if self._early else None
+        form = self._find_form(name) if self._opened.keeps else None
         pack = None if form is None else partial(self._pack, name, form)
         return StoredWeight(self._sources[name].tensors, partial(self._read, name), form, pack)
 
-    def check_memory(self, available: int | None) -> None:
-        """Refuses weights that do not fit into the ``available`` bytes of memory, measured before any was read."""
-        needed = BASE_BYTES + sum(map(self._bytes, self.found))
+    def check_memory(self) -> None:
+        """Refuses weights that do not fit into the memory that was available before any was read."""
+        needed, available = BASE_BYTES + sum(map(self._bytes, self.found)), self._opened.available
         if available is not None and needed > available:
             raise OutOfMemoryError(
                 f"the weights of '{self._file.path}' take {needed:,} bytes, but {available:,} are available; take a "
@@ -183,7 +145,7 @@ class _FileWeights:
 
     def _is_unpacked(self, name: str) -> bool:
         """Whether a parameter has few bits in the file, and becomes numbers of the dtype."""
-        few = any(self._file.tensors[tensor].type not in _PLAIN for tensor in self._sources[name].tensors)
+        few = any(self._file.tensors[tensor].type not in PLAIN for tensor in self._sources[name].tensors)
         return few and self.found[name].form is None and name.split(".")[-2] != _EXPANDING
 
     def _find_form(self, name: str) -> PackedFormat | None:
@@ -201,7 +163,7 @@ class _FileWeights:
 
     def _form_of(self, name: str) -> PackedFormat | None:
         source = self._sources[name]
-        forms = {_own_form(self._file.tensors[each], self._dtype) for each in source.tensors}
+        forms = {own_form(self._file.tensors[each], self._dtype) for each in source.tensors}
         return forms.pop() if len(forms) == 1 and source.change is None else None
 
     def _fit_tiles(self, path: str) -> bool:
@@ -214,7 +176,7 @@ class _FileWeights:
         source = self._sources[name]
         if name.rpartition(".")[0].endswith(_EXPERTS):
             return self._pack_experts(source, form)
-        packed = self._early.take(*source.tensors) if self._early and source.rows is None else None
+        packed = self._opened.early.take(*source.tensors) if source.rows is None else None
         packed = packed or self._pack_rows(source, form)
         if source.inputs is None:
             return packed
@@ -245,7 +207,7 @@ class _FileWeights:
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A parameter as numbers of a dtype."""
         source = self._sources[name]
-        values = source.read(lambda tensor: _values(self._file.tensors[tensor], self._no_kernels))
+        values = source.read(lambda tensor: _values(self._file.tensors[tensor], self._opened.no_kernels))
         own = values if values.flags.writeable else values.copy()  # not a view of the file
         made = torch.from_numpy(own).view(self._shapes[name]).to(dtype)
         _release([self._file.tensors[tensor] for tensor in source.tensors])

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from selfspec.errors import ModelLoadError, SelfSpecWarning, first_line, naming
-from selfspec.loading.filling import StoredWeight, fill, why_no_kernels
+from selfspec.loading.filling import StoredWeight, fill
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.quantised_bitsandbytes import find_bitsandbytes
 from selfspec.loading.quantised_compressed import find_compressed_layout
@@ -23,7 +23,7 @@ from selfspec.loading.quantised_weights import Finder
 from selfspec.loading.without_weights import BASE_BYTES, build_on_meta, stored_values
 from selfspec.memory import check_memory
 from selfspec.model.safetensors_files import SafetensorsFiles
-from selfspec.runtimes.kernels import DTYPES
+from selfspec.runtimes.kernels import DTYPES, why_no_kernels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -87,12 +87,20 @@ def load() -> ctypes.CDLL:
     return find().library
 
 
+def why_no_kernels() -> KernelBuildError | None:
+    """Why there are no kernels; ``None`` where there are."""
+    try:
+        find()
+    except KernelBuildError as error:
+        return error
+    return None
+
+
 def describe() -> str:
     """The level and the origin of the kernels, or why there are none and what that costs."""
-    try:
-        kernels = find()
-    except KernelBuildError as error:
-        return f"none ({WITHOUT_KERNELS}): {error}"
+    if (reason := why_no_kernels()) is not None:
+        return f"none ({WITHOUT_KERNELS}): {reason}"
+    kernels = find()
     return "; ".join(filter(None, (f"{kernels.level}, {kernels.origin}", refusal())))
 
 
