@@ -13,7 +13,6 @@ from threading import Thread
 
 import torch
 
-from selfspec.errors import SelfSpecError
 from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_header import GgufTensor
@@ -137,7 +136,7 @@ def begin(name: str, *, dtype: str, device: str, weights: str | None, unpack: bo
     """
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf" and weights is None and not unpack:
-        with contextlib.suppress(SelfSpecError, OSError):
+        with contextlib.suppress(Exception):
             if parse_device(device).type == "cpu":
                 forget()
                 _begun.append(OpenedFile(path, parse_dtype(dtype), packed=True))
