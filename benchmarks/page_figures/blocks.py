@@ -89,7 +89,7 @@ _FILE, _FILE_WITH_AMX = (
 )
 _ON_ZEN_4 = (
     *_runs(*(f"smollm2-zen4-{suite}" for suite in _SUITES), *(f"qwen-zen4-{suite}" for suite in _SUITES)),
-    "runs/qwen-q4_k_m-zen4-spec-bench/summary",
+    *(f"runs/qwen-q4_k_m-zen4-{suite}/summary" for suite in _SUITES),
 )
 _WITH_AVX2 = _runs("smollm2-avx2-spec-bench", "smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
 _AUTO_OTHERS = _runs(
