@@ -1,6 +1,8 @@
 """What holds for every test: one thread, reproducible property tests, nothing kept by this machine's user."""
 
 import gc
+import os
+import sys
 
 import pytest
 import torch
@@ -8,14 +10,20 @@ from hypothesis import settings
 
 from helpers.auto import eager_preparation, give
 from helpers.covering import mark_the_rest
+from selfspec import memory
 from selfspec.runtimes.costs.parts import LatencyProfile, measure_latencies
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 
 
 def set_up() -> None:
-    """One thread, since tiny models gain nothing from more, and property tests that draw the same every time."""
+    """One thread, since tiny models gain nothing from more, and property tests that draw the same every time.
+
+    With a sanitizer (`make test-sanitized`) each matrix has memory of its own, whose ends are watched.
+    """
     torch.set_num_threads(1)
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        memory._LARGE = sys.maxsize
     settings.register_profile("selfspec", deadline=None, derandomize=True)
     settings.load_profile("selfspec")
     gc.set_threshold(20_000, 20, 20)
