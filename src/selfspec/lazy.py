@@ -10,6 +10,7 @@ def lazily(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], 
     homes = {name: module for module, own in names.items() for name in own}
 
     def find(name: str) -> Any:
+        """A name of the package, from its module."""
         if name not in homes:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         return getattr(import_module(homes[name]), name)

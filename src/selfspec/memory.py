@@ -15,6 +15,9 @@ import torch
 from selfspec.control_group import memory_left
 from selfspec.errors import OutOfMemoryError
 
+BASE_BYTES = 256 << 20
+"""What a load takes beside the weights: the tensor that is being read, buffers."""
+
 
 class PeakMemory:
     """Measures peak memory, starting when it is created.
@@ -109,7 +112,7 @@ class _LargePages:
         return torch.frombuffer(block, dtype=torch.uint8, count=nbytes, offset=start)
 
     def _map(self, nbytes: int) -> tuple[mmap.mmap, int]:
-        """A block that has room for so many bytes, and where its first large page begins."""
+        """A block with room for ``nbytes``, and where its first large page begins."""
         size = (-(-max(nbytes, self._BLOCK) // self._PAGE) + 1) * self._PAGE
         block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a system without large pages

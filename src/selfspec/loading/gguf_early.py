@@ -6,6 +6,7 @@ command begins as soon as it knows the file (``begin``), and ``load_model`` find
 
 import atexit
 import contextlib
+import math
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from selfspec.loading.devices import parse_device, parse_dtype
 from selfspec.loading.gguf_file import GgufFile
 from selfspec.loading.gguf_header import GgufTensor
-from selfspec.memory import available_bytes
+from selfspec.memory import BASE_BYTES, available_bytes
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernels import DTYPES, why_no_kernels
 from selfspec.runtimes.packed import PackedWeights
@@ -40,7 +41,8 @@ class EarlyLayout:
 
     def __init__(self, tensors: Mapping[str, GgufTensor], room: int | None) -> None:
         chosen = [tensor for tensor in tensors.values() if _is_whole(tensor)]
-        needed = sum(GGUF_FORMATS[tensor.type].bytes(*tensor.shape) for tensor in chosen)
+        every = [(GGUF_FORMATS[tensor.type], tensor.shape) for tensor in tensors.values()]
+        needed = sum(form.bytes(math.prod(shape[:-1]), shape[-1]) for form, shape in every)
         self._begun: dict[str, Future[PackedWeights]] = {}
         if room is None or needed <= room:
             self._begun = {tensor.name: Future() for tensor in chosen}
@@ -74,7 +76,7 @@ def _lay_out_all(given: list[tuple[GgufTensor, "Future[PackedWeights]"]]) -> Non
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(_lay_out(tensor))
-            except BaseException as error:  # it belongs to whoever takes the weights
+            except BaseException as error:  # ``take`` raises it, and would wait for ever without it
                 future.set_exception(error)
 
 
@@ -114,7 +116,8 @@ class OpenedFile:
             self.keeps = packed and self.dtype in DTYPES
             tensors = self.file.tensors
             kept = {name: each for name, each in tensors.items() if self.keeps and own_form(each, self.dtype)}
-            self.early = EarlyLayout(kept, self.available)
+            beside = BASE_BYTES + sum(each.nbytes for name, each in tensors.items() if name not in kept)
+            self.early = EarlyLayout(kept, None if self.available is None else self.available - beside)
             opened.callback(self.early.close)
             self._opened = opened.pop_all()
 

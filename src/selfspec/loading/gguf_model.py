@@ -24,7 +24,8 @@ from selfspec.loading.gguf_header import GgufTensor
 from selfspec.loading.gguf_own import BY_MODEL_TYPE
 from selfspec.loading.gguf_tensors import Source, find_parameters
 from selfspec.loading.gguf_tokenizer import read_tokenizer
-from selfspec.loading.without_weights import BASE_BYTES, build_on_meta
+from selfspec.loading.without_weights import build_on_meta
+from selfspec.memory import BASE_BYTES
 from selfspec.model.mtp_modules import hold_head
 from selfspec.runtimes.formats import GGUF_FORMATS, TILE, PackedFormat
 from selfspec.runtimes.kernel_build import KernelBuildError

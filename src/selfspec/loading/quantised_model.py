@@ -20,8 +20,8 @@ from selfspec.loading.quantised_compressed import find_compressed_layout
 from selfspec.loading.quantised_gptq import find_awq, find_gptq
 from selfspec.loading.quantised_mxfp4 import find_experts
 from selfspec.loading.quantised_weights import Finder
-from selfspec.loading.without_weights import BASE_BYTES, build_on_meta, stored_values
-from selfspec.memory import check_memory
+from selfspec.loading.without_weights import build_on_meta, stored_values
+from selfspec.memory import BASE_BYTES, check_memory
 from selfspec.model.safetensors_files import SafetensorsFiles
 from selfspec.runtimes.kernels import DTYPES, why_no_kernels
 

@@ -12,9 +12,6 @@ from selfspec.errors import UnsupportedModelError, explaining
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BASE_BYTES = 256 << 20
-"""What a load takes beside the weights: the tensor that is being read, buffers."""
-
 _MOST_BUFFER_BYTES = 2**30
 """No model has nearly as many. Some have a buffer of all pairs of positions, which a damaged file may choose freely."""
 
