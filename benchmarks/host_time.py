@@ -70,7 +70,7 @@ class TimedLibrary:
         return timed
 
     def _is_cheap(self, call: NativeCall) -> bool:
-        """It runs not all sublayers, or low-bit copies."""
+        """It runs not all sublayers, or low-bit weights."""
         if not call.count:
             return False  # the head alone
         first = call.sublayers[call.which[0]]

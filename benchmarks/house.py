@@ -92,7 +92,7 @@ def main() -> None:
     engines = {name: Engine(engine.target.model, engine.tokenizer, name) for name in ("low-bit", "auto")}
     for name, each in {"autoregressive": engine, **engines}.items():
         each.generate("One two three", max_new_tokens=16)
-        with walked(lambda code: code.co_name == "play_round") as files:
+        with walked(lambda code: code.co_name == "run_round") as files:
             each.generate("One two three", max_new_tokens=16)
         show(f"a greedy round, {name}", files, functions=options.functions)
     with walked() as files:

@@ -73,7 +73,7 @@ def measure(model: ChangedModel, total: int) -> Losses:
 def agreement(target: Target, bits: Sequence[int], text: OwnText) -> float:
     """How often a draft with these bits chooses what the target chooses."""
     plan = Plan(tuple(bits), 1, 0.0, 0.0, 0.0)
-    target.release_copies()
+    target.release_low_bit()
     model, rows = target.at(plan.precision(GROUP)), len(text.token_ids)
     forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
     states = model.run(target.embed(text.token_ids), plan.kept.sublayers, forward).hidden_states
@@ -110,7 +110,7 @@ def compare(target: Target, rows: int, mixes: int) -> dict[str, Any]:
     }
     profiles = {FULL_BITS: measure_latencies(target)}
     for bits in LOW_BITS:
-        target.release_copies()
+        target.release_low_bit()
         profiles[bits] = measure_latencies(target, precision=Precision.of(bits, GROUP))
     seconds = part_seconds(profiles, target.layer_count, 256)
     full = sum(each[FULL_BITS] for each in seconds)

@@ -518,7 +518,7 @@ def test_pieces_come_in_few_parts_where_steps_are_short(monkeypatch: pytest.Monk
 def test_an_engine_that_fails_goes_on_with_the_next_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(served: AsyncEngine) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("selfspec.decoding.scheduler.play", lambda *_, **__: 1 / 0)
+            patch.setattr("selfspec.decoding.scheduler.try_round", lambda *_, **__: 1 / 0)
             with pytest.raises(RequestFailedError, match="the engine failed: division by zero"):
                 await served.generate(prompt(4))
         assert served.stats().alive

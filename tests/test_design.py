@@ -28,6 +28,6 @@ def test_a_named_file_exists(place: str) -> None:
 
 
 def test_the_page_walks_through_the_round() -> None:
-    assert ("decoding/step.py", "play_round") in DEFINITIONS
+    assert ("decoding/round.py", "run_round") in DEFINITIONS
     assert len(DEFINITIONS) > 30
     assert len(PLACES) > 20

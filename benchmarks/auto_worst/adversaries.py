@@ -22,7 +22,7 @@ from selfspec import Engine
 from selfspec.decoding.suffixes import Match
 from selfspec.methods import make_method
 from selfspec.methods.auto import known
-from selfspec.planning.acceptance_tables import Copies
+from selfspec.planning.acceptance_tables import Lookup
 from selfspec_lab.measuring import Target
 from selfspec_lab.prompts import CHAT_PROMPTS
 from selfspec_lab.widening import load_model
@@ -30,10 +30,18 @@ from selfspec_lab.widening import load_model
 Right = Callable[[int], bool]
 """Whether the token offered for a position of the answer is right."""
 
-_BUSY = "while True: pass"
+_BUSY = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(10**6):
+        pass
+"""
 _BURSTS = """
+import os
 import time
-while True:
+parent = os.getppid()
+while os.getppid() == parent:
     end = time.perf_counter() + 0.4
     while time.perf_counter() < end:
         pass
@@ -88,10 +96,10 @@ class Script:
         return [each if self._right(start + place - self.prompt) else each ^ 1 for place, each in enumerate(own)]
 
 
-def _scripted(script: Script) -> type[Copies]:
-    """Copies that are the adversary's."""
+def _scripted(script: Script) -> type[Lookup]:
+    """Lookup that are the adversary's."""
 
-    class Scripted(Copies):
+    class Scripted(Lookup):
         def __init__(self, token_ids: Sequence[int], *arguments: Any) -> None:
             super().__init__(token_ids, *arguments)
             self._length = len(token_ids)
@@ -150,17 +158,17 @@ def measure(model: str, new_tokens: int, repeats: int, progress: Callable[[str],
         for repeat in range(repeats):
             ids, wanted = prompts[repeat % len(prompts)], answers[repeat % len(prompts)]
             script = Script([*ids, *wanted], len(ids), adversary.right(), adversary.match)
-            original, seconds = known.Copies, {}
+            original, seconds = known.Lookup, {}
             with competing(adversary.other):
                 for engine in (plain, auto) if repeat % 2 else (auto, plain):
-                    known.Copies = _scripted(script)  # type: ignore[misc]
+                    known.Lookup = _scripted(script)  # type: ignore[misc]
                     try:
                         result = engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True)
                     finally:
-                        known.Copies = original  # type: ignore[misc]
+                        known.Lookup = original  # type: ignore[misc]
                     assert result.token_ids == wanted, f"{name}: another text"
                     seconds[engine] = result.seconds - result.prefill_seconds
-                    offered = [each for each in result.rounds if each.drafted_by == known.COPIES]
+                    offered = [each for each in result.rounds if each.drafted_by == known.LOOKUP]
                     drafted += sum(each.drafted for each in offered)
                     accepted += sum(each.accepted for each in offered)
             ratios.append(seconds[plain] / seconds[auto])

@@ -20,7 +20,7 @@ from selfspec.memory import free_bytes
 from selfspec.methods.registry import MethodPool
 from selfspec.prompts import Prompt
 from selfspec.request_stream import RequestStream
-from selfspec.runtimes.low_bit import copies_within
+from selfspec.runtimes.low_bit import low_bit_within
 from selfspec.runtimes.target import Target
 from selfspec.types import Generation, SamplingParams
 
@@ -50,19 +50,19 @@ class AsyncEngine:
         engine: the model, its options, and the method of requests that name none. Its prefix cache, or one of half of
             the memory limit where its options do not say how large it is, gives way to requests.
         methods: names of others that requests will name. They are prepared, so that their first requests do not
-            slow down the others, and their low-bit copies are taken from the memory limit.
+            slow down the others, and their low-bit weights are taken from the memory limit.
         progress: is called with a line of text before each part of preparing them that may take long.
         **keywords: options that differ from the engine's: ``max_batch``, ``max_waiting``, ``memory_limit`` and
             ``max_read_seconds`` (see ``EngineOptions``).
 
     Raises:
         InvalidParameterError: there is no such option, or its value is out of range.
-        OutOfMemoryError: the low-bit copies of a method exceed the memory limit.
+        OutOfMemoryError: the low-bit weights of a method exceed the memory limit.
         SelfSpecError: there is no such method, or it cannot draft for this model.
 
     Attributes:
         engine: see above.
-        memory_limit: most bytes of keys and values: the limit without the copies of ``methods``.
+        memory_limit: most bytes of keys and values: the limit without the low-bit weights of ``methods``.
     """
 
     def __init__(
@@ -283,17 +283,17 @@ class AsyncEngine:
         )
 
     def _prepare(self, names: Sequence[str], limit: int, progress: Callable[[str], None]) -> int:
-        """Prepares methods within a memory limit; returns what their low-bit copies leave of it."""
+        """Prepares methods within a memory limit; returns what their low-bit weights leave of it."""
         for name in names:
 
             def told(text: str, name: str = name) -> None:
                 progress(f"{name}: {text}")
 
-            with naming(f"the method '{name}'"), copies_within(limit - 1) as copies:
+            with naming(f"the method '{name}'"), low_bit_within(limit - 1) as low_bit:
                 method = self._methods.get(name)
                 if method is not self.engine.method:  # the caller has prepared that one
                     method.prepare(told)
-            limit -= copies.bytes
+            limit -= low_bit.bytes
         return limit
 
 

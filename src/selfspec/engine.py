@@ -120,7 +120,7 @@ class Engine:
     ) -> "Engine":
         """Loads a model by name (see ``load_model``) and makes an engine for it.
 
-        With ``weights``, the weights of the checkpoint are freed as soon as their low-bit copies are made.
+        With ``weights``, the weights of the checkpoint are freed as soon as the low-bit ones are made.
         """
         options = changed(options or EngineOptions(), keywords, "option")
         chosen = find_method(options.chosen(method))

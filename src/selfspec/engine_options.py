@@ -76,7 +76,7 @@ class EngineOptions:
         max_waiting: most requests of an ``AsyncEngine`` beside ``max_batch``; further ones are refused. ``None``
             refuses none.
         memory_limit: most bytes of keys and values of an ``AsyncEngine``, requests and prefix cache together, and of
-            the low-bit copies of its ``methods``. A request is admitted when its whole length fits. If not given, half
+            the low-bit weights of its ``methods``. A request is admitted when its whole length fits. If not given, half
             of the memory that is free.
         max_read_seconds: about how long an ``AsyncEngine`` reads prompts in a step while outputs are written; ``None``
             for any time. Where chunks cannot be cut (see ``decoding.prompt``), one chunk is read.

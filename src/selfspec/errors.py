@@ -124,7 +124,7 @@ class ChangedPaperWarning(SelfSpecWarning):
     """A setting of a paper's preset was given another value, so the method is not the paper's."""
 
 
-class NoCopiesWarning(SelfSpecWarning):
+class NoLowBitWeightsWarning(SelfSpecWarning):
     """Low-bit draft weights do not fit into the memory, so the method does not draft with them."""
 
 

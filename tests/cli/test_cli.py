@@ -526,7 +526,7 @@ def test_info_has_the_trial_of_an_accelerator(checkpoint: str, tmp_path: Path, m
         (
             {1: 0.01, 2: 0.0105, 4: 0.011, 8: 0.012, 16: 0.018},
             "1 row 10.0 ms; relative to it 2 rows 1.05, 4 rows 1.10, 8 rows 1.20, 16 rows 1.80. 8 rows cost 1.20 of "
-            "one here: drafts of up to 7 known tokens, such as copies, are nearly free",
+            "one here: drafts of up to 7 known tokens, such as those of prompt lookup, are nearly free",
         ),
         (
             {1: 0.01, 2: 0.018, 4: 0.03},

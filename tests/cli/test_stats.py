@@ -22,8 +22,8 @@ def played(name: str | None, drafted: int, accepted: int, seconds: float, foreca
 
 PLAIN = played("plain", 0, 0, 0.010, Forecast(100.0, 100.0))
 HELD_BACK = played("plain", 0, 0, 0.010, Forecast(100.0, 100.0, held_back=True))
-COPIED = played("copies", 4, 3, 0.016, Forecast(200.0, 100.0))
-REJECTED = played("copies", 2, 0, 0.014, Forecast(150.0, 100.0))
+COPIED = played("lookup", 4, 3, 0.016, Forecast(200.0, 100.0))
+REJECTED = played("lookup", 2, 0, 0.014, Forecast(150.0, 100.0))
 
 
 def test_speeds_are_those_of_the_rounds_against_a_step_of_plain_decoding() -> None:
@@ -43,7 +43,7 @@ def test_speeds_are_those_of_the_rounds_against_a_step_of_plain_decoding() -> No
     )
     assert rows == [
         ("plain", "1", "1.00", "0.00", "0.00", "-", "1.00", "0.01", "10.00", "1.00x", "1.00x"),
-        ("copies", "2", "4.00", "3.00", "0.00", "50%", "2.50", "0.03", "6.00", "1.67x", "1.75x"),
+        ("lookup", "2", "4.00", "3.00", "0.00", "50%", "2.50", "0.03", "6.00", "1.67x", "1.75x"),
     ]
 
 

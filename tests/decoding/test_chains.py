@@ -28,7 +28,7 @@ from selfspec.decoding.draft import ConfidenceThreshold, Guess, LayerDraft, Prop
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.request import CHOOSER, MANY_ROWS, PROCESSED, REJECTION
 from selfspec.decoding.request import Sequence as Generated
-from selfspec.decoding.step import propose
+from selfspec.decoding.round import propose
 from selfspec.decoding.verification import verify
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet

@@ -17,7 +17,7 @@ from helpers.models import prompt
 from selfspec.decoding.draft import ConfidenceThreshold, Guess, LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.request import Sequence as Generated
-from selfspec.decoding.step import propose
+from selfspec.decoding.round import propose
 from selfspec.decoding.verification import verify
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import NATIVE

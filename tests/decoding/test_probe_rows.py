@@ -47,15 +47,15 @@ class ChainProbing(Probing):
 
 class _Prober(Drafter):
     def __init__(self, probed: tuple[int, ...], mask_embedding: torch.Tensor | None) -> None:
-        self._probed, self._guess, self._blank = probed, (), mask_embedding
+        self._probed, self._known, self._blank = probed, (), mask_embedding
         self.seen: list[tuple[int, tuple[int, float]]] = []
         self.right = 0
         self.written = 0
         SEEN.append(self)
 
     def plan(self) -> Draft:
-        rows = tuple(row % (1 + len(self._guess)) for row in self._probed if row <= len(self._guess))
-        return TokenDraft(self._guess, TokenTree.chain(len(self._guess)), rows)
+        rows = tuple(row % (1 + len(self._known)) for row in self._probed if row <= len(self._known))
+        return TokenDraft(self._known, TokenTree.chain(len(self._known)), rows)
 
     @property
     def mask_embedding(self) -> torch.Tensor | None:
@@ -64,10 +64,10 @@ class _Prober(Drafter):
     def learn(self, feedback: Feedback) -> None:
         self.right += feedback.accepted
         self.written += len(feedback.acceptance.token_ids)
-        self._guess = ()
-        if feedback.guess is not None:
-            self.seen.append((self.written, feedback.guess))
-            self._guess = (feedback.guess[0],)
+        self._known = ()
+        if feedback.probed_token is not None:
+            self.seen.append((self.written, feedback.probed_token))
+            self._known = (feedback.probed_token[0],)
 
 
 SEEN: list[_Prober] = []

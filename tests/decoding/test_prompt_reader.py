@@ -64,7 +64,7 @@ class Forwards:
         run = target.run
 
         def noted(states: torch.Tensor, sublayers: Any, forward: Any, *arguments: Any, **options: Any) -> Any:
-            if options.get("copies") is not None:
+            if options.get("last_rows") is not None:
                 self.parts.append([part.count for part in forward.parts])
                 if len(forward.parts) > most_parts:
                     raise RuntimeError("too many at once")

@@ -177,7 +177,7 @@ class Known:
         self.mask_embedding = False  # whether probes have an embedding other than zero
         self.rounds = 0
         self.written = 1
-        self.guesses: list[tuple[int, int]] = []
+        self.probed_tokens: list[tuple[int, int]] = []
         """The choices of probes, by the number of tokens that were written."""
 
     def plan(self, written: int) -> NoDraft | TokenDraft:
@@ -197,9 +197,9 @@ class Known:
 
     def follow(self, round: RunRound) -> NoDraft | TokenDraft | None:
         written = self.written + len(round.token_ids)
-        if round.guess is not None:
-            self.guesses.append((written, round.guess[0]))
-            assert 0 < round.guess[1] <= 1
+        if round.probed_token is not None:
+            self.probed_tokens.append((written, round.probed_token[0]))
+            assert 0 < round.probed_token[1] <= 1
         if len(round.token_ids) == 3 and self.written % 2:
             return None  # some runs end early
         return self.plan(written)
@@ -214,8 +214,8 @@ def generate_by(known: Known, target: Target, **params: Any) -> Generation:
     written = 1
     for feedback in method.feedbacks:
         written += len(feedback.acceptance.token_ids)
-        if feedback.guess is not None:
-            known.guesses.append((written, feedback.guess[0]))
+        if feedback.probed_token is not None:
+            known.probed_tokens.append((written, feedback.probed_token[0]))
     return generation
 
 
@@ -244,9 +244,9 @@ def test_probes_in_a_run_choose_what_they_choose_in_rounds_of_their_own(name: st
         ours = generate_by(run, target, **params)
         assert ours.token_ids == generate_by(alone, target, **params).token_ids == text
         assert sum(each.probes for each in ours.rounds) > 20
-        assert len(run.guesses) > 10
-        assert set(run.guesses) <= set(alone.guesses)
-        found.append(run.guesses)
+        assert len(run.probed_tokens) > 10
+        assert set(run.probed_tokens) <= set(alone.probed_tokens)
+        found.append(run.probed_tokens)
     assert found[0] != found[1]
 
 
@@ -264,12 +264,12 @@ def test_known_tokens_in_a_run_are_verified_as_in_rounds_of_their_own(data: st.D
 
     def play(*, runs: bool) -> tuple[Generation, dict[int, int]]:
         known = Known(plain.token_ids, drafted, wrong, runs=runs, probed=probed, padding=padding)
-        return generate_by(known, target, stop_token_ids=ends, **params), dict(known.guesses)
+        return generate_by(known, target, stop_token_ids=ends, **params), dict(known.probed_tokens)
 
-    alone, guesses = play(runs=False)
+    alone, probed = play(runs=False)
     with counted_runs() as lengths:
-        ours, guessed = play(runs=True)
-    assert guessed.items() <= guesses.items() or len(drafted) > 1  # runs that end early plan other lengths
+        ours, probed_in_runs = play(runs=True)
+    assert probed_in_runs.items() <= probed.items() or len(drafted) > 1  # runs that end early plan other lengths
     assert ours.token_ids == plain.token_ids[: len(ours.token_ids)]
     assert sum(lengths) >= len(ours.token_ids) - 2  # the first, and a last one for which there is no room beside it
     for generation in (ours, alone):

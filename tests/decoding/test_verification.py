@@ -9,7 +9,7 @@ from helpers.models import FAMILY_NAMES, SUBLAYERS, build, plain_text, prompt
 from selfspec.decoding.draft import LayerDraft, Proposal
 from selfspec.decoding.drafter import Needs
 from selfspec.decoding.request import Sequence as Generated
-from selfspec.decoding.step import propose
+from selfspec.decoding.round import propose
 from selfspec.decoding.verification import Verified, verify
 from selfspec.model.kept import KeptSet
 from selfspec.runtimes.target import Target

@@ -1,4 +1,4 @@
-"""Low-bit copies by operations of torch: those that the kernels of the CPU make."""
+"""Low-bit weights by operations of torch: those that the kernels of the CPU make."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def some_weights(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("form", [PackedFormat(bits, group) for bits in LOW_BITS for group in GROUPS], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_copies_are_those_of_the_kernels(form: PackedFormat, dtype: torch.dtype) -> None:
+def test_low_bit_weights_are_those_of_the_kernels(form: PackedFormat, dtype: torch.dtype) -> None:
     """But for a few groups, in which two scales have the same error but for its rounding."""
     weight = some_weights(40, 256, dtype)
     found, expected = packing.pack(weight.to(DEVICE), form), PackedWeights.of(weight, form)

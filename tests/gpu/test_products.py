@@ -27,7 +27,7 @@ QUADS = (False, True) if IS_INTERPRETED else (launch.QUADS,)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GRIDS = [PackedFormat(bits, group, "GRID") for bits in (2, 3, 4, 8) for group in GROUPS]
-COPIES = [PackedFormat(bits, group) for bits in LOW_BITS for group in GROUPS]
+OWN_FORMATS = [PackedFormat(bits, group) for bits in LOW_BITS for group in GROUPS]
 
 
 def rows_of(count: int, inputs: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -140,14 +140,14 @@ def test_blocks_of_gguf_files(name: str) -> None:
 @needs_kernels
 @settings(max_examples=8)
 @given(
-    form=st.sampled_from([*GRIDS, *COPIES]),
+    form=st.sampled_from([*GRIDS, *OWN_FORMATS]),
     rows=st.integers(1, 16),
     outputs=st.integers(1, 33),
     units=st.integers(1, 3),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 1000),
 )
-def test_grids_and_copies(
+def test_grids_and_own_formats(
     form: PackedFormat, rows: int, outputs: int, units: int, dtype: torch.dtype, seed: int
 ) -> None:
     inputs = units * form.unit

@@ -18,7 +18,7 @@ from selfspec.runtimes.target import Target
 
 pytest.importorskip("triton", reason="the extra triton is not installed")
 from selfspec.gpu import by_row, launch
-from selfspec.gpu.copies import TritonLowBitCopies
+from selfspec.gpu.low_bit_weights import TritonLowBitWeights
 from selfspec.gpu.runtime import TritonProduct
 
 PROMPT = [5, 17, 3]
@@ -74,9 +74,9 @@ def test_norms_rope_and_activations_are_kernels_of_triton() -> None:
 
 
 @needs_kernels
-def test_copies_at_few_bits_are_multiplied_by_triton() -> None:
+def test_low_bit_weights_are_multiplied_by_triton() -> None:
     target = Target(SMALL, "triton")
-    assert isinstance(target._low_bit, TritonLowBitCopies)
+    assert isinstance(target._low_bit, TritonLowBitWeights)
     block = target.at(Precision.of(4)).sublayers[1]
     assert [product.bits for product in block.products] == [4, 4]
     assert all(isinstance(each, TritonProduct) for each in block.products)

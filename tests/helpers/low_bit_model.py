@@ -1,4 +1,4 @@
-"""A random model whose heads have 32 dimensions, which the kernels of low-bit copies take."""
+"""A random model whose heads have 32 dimensions, which the kernels of low-bit weights take."""
 
 from typing import Any
 

@@ -59,7 +59,7 @@ def no_kept_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured_latencies(target: Target, precision: Precision) -> LatencyProfile:
-    """Latencies of copies, measured each time."""
+    """Latencies of low-bit weights, measured each time."""
     return measure_latencies(target, (8, 16), 1, precision)
 
 

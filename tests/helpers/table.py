@@ -73,7 +73,7 @@ class TableTarget:
         sublayers: Iterable[int],
         step: None,
         capture: Collection[int] = (),
-        copies: Mapping[int, torch.Tensor] | None = None,
+        last_rows: Mapping[int, torch.Tensor] | None = None,
         *,
         logits: bool = False,
         confidence: bool = False,

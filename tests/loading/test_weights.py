@@ -87,7 +87,7 @@ def test_an_inspection_says_how_the_weights_are_held(checkpoint: str) -> None:
     assert json.loads(shown.stdout)["dtype"] == "4 bits and 8 bits (bfloat16)", shown.stderr
 
 
-def test_info_says_what_weights_and_copies_take(checkpoint: str) -> None:
+def test_info_says_what_weights_and_those_of_drafts_take(checkpoint: str) -> None:
     own, low = (
         json.loads(run("info", "--model", checkpoint, *options, "--json").stdout)
         for options in ((), ("--weights", "int8"))
@@ -102,7 +102,7 @@ def test_info_says_what_weights_and_copies_take(checkpoint: str) -> None:
     assert f"8 bits {own['low_bit_bytes']['8 bits']:,}, 6 bits" in text
 
 
-def test_info_says_why_there_are_no_copies(tmp_path: Path) -> None:
+def test_info_says_why_there_are_no_low_bit_weights(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, "mixtral")
     shown = run("info", "--model", str(folder)).stdout
     assert re.search(r"low bit bytes +none: sublayer 0 of this Mixtral model has no native form", shown)

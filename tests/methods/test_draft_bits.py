@@ -1,4 +1,4 @@
-"""``draft_bits``: every method that drafts with layers drafts from low-bit copies, and selects what suits them."""
+"""``draft_bits``: every method that drafts with layers drafts from low-bit weights, and selects what suits them."""
 
 from dataclasses import asdict
 from typing import Any
@@ -105,8 +105,8 @@ def test_swift_scores_candidates_at_their_precision() -> None:
 
 
 @torch.inference_mode()
-def test_knapspec_measures_the_copies() -> None:
-    """Every candidate's acceptance is that of its copies, run sublayer by sublayer from the target's ``h[2]``."""
+def test_knapspec_measures_the_low_bit_weights() -> None:
+    """Every candidate's acceptance is that of its low-bit weights, run by sublayers from the target's ``h[2]``."""
     target, precision, rows = Target(MODEL), Precision(4, 4, 8), 12
     states = frozenset(range(2, SUBLAYERS + 1))
     context, prefill = read_text(target, prompt(40), Needs(0, 200, rows, states))
@@ -157,8 +157,8 @@ def test_what_a_model_cannot_have_is_refused_before_anything_runs(method: str) -
             engine(method, **{"draft_bits": 4, **refused})
 
 
-def test_copies_are_made_ahead() -> None:
+def test_low_bit_weights_are_made_ahead() -> None:
     told: list[str] = []
     made = engine("knapspec", draft_bits=8)
     made.method.prepare(told.append)
-    assert told == ["copies of 0 MiB", "latencies of attention and MLP"]
+    assert told == ["low-bit weights of 0 MiB", "latencies of attention and MLP"]

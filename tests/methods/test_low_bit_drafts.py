@@ -1,4 +1,4 @@
-"""Drafting from low-bit copies: the text is the model's own, and the copies keep most of its choices."""
+"""Drafting from low-bit weights: the text is the model's own, which keep most of its choices."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_more_bits_keep_more_choices() -> None:
 
 
 def test_a_prompt_alone_drafts_what_it_drafts_in_a_batch() -> None:
-    drafting = engine(attention_bits=16, mlp_bits=16, head_bits=4)  # only the head of the copies errs
+    drafting = engine(attention_bits=16, mlp_bits=16, head_bits=4)  # only the head errs
     prompts = [prompt(length, length) for length in (20, 9)]
     together = drafting.generate(prompts, max_new_tokens=40, ignore_eos=True)
     for ids, batched in zip(prompts, together, strict=True):
@@ -75,11 +75,11 @@ def test_rounds_say_that_all_sublayers_drafted() -> None:
     assert max(record.drafted for record in result.rounds) == 4
 
 
-def test_copies_are_made_ahead_and_counted() -> None:
+def test_low_bit_weights_are_made_ahead_and_counted() -> None:
     told: list[str] = []
     made = engine(draft_bits=4)
     made.method.prepare(told.append)
-    assert told == ["copies of 0 MiB"]
+    assert told == ["low-bit weights of 0 MiB"]
     target = made.target
     assert 0 < target.low_bit_bytes(Precision.of(4)) < target.low_bit_bytes(Precision.of(8))
     assert target.low_bit_bytes(None) == 0
@@ -106,7 +106,7 @@ def test_a_model_without_kernels_is_refused_before_anything_runs() -> None:
             Engine(model, method="low-bit", **options)
 
 
-def test_copies_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_weights_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfspec.memory.available_bytes", lambda *_: 1000)
     with pytest.raises(OutOfMemoryError, match="available"):
         engine(random_model(), draft_bits=8).warmup()

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from helpers.kernels import needs_kernels
 from selfspec import Engine, Generation, SamplingParams
-from selfspec.decoding import step, verification
+from selfspec.decoding import round as one_round
+from selfspec.decoding import verification
 from selfspec.runtimes.native import NativeForward
 
 pytestmark = needs_kernels
@@ -44,7 +45,7 @@ def engine(model: PreTrainedModel, **settings: Any) -> Engine:
 def one_by_one(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[Generation]:
     """What the same engine writes without runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step, "run", lambda *_: None)
+        patch.setattr(one_round, "run", lambda *_: None)
         found = engine.generate(prompts, params)
     assert not any(each.drafting and each.drafting.native for own in found for each in own.rounds)
     return found
@@ -130,7 +131,7 @@ def test_the_head_follows_from_run_to_run_and_through_single_rounds(model_of: An
     wanted = one_by_one(own, [PROMPTS[1]], GREEDY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verification, "LONGEST_SECONDS", 0.0)
-        patch.setattr(step, "run", sometimes)
+        patch.setattr(one_round, "run", sometimes)
         found = own.generate([PROMPTS[1]], GREEDY)
     assert_same(found, wanted)
     natively = [each.drafting.native for each in found[0].rounds if each.drafting is not None]

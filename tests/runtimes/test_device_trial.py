@@ -22,7 +22,7 @@ from selfspec import Engine
 from selfspec.errors import (
     DeviceError,
     DeviceMemoryWarning,
-    NoCopiesWarning,
+    NoLowBitWeightsWarning,
     UnsupportedModelError,
 )
 from selfspec.loading import load_model
@@ -34,12 +34,12 @@ from selfspec.model.observed import take_apart
 from selfspec.runtimes import comparison, device_trial, trial_store
 from selfspec.runtimes import target as target_module
 from selfspec.runtimes.candidates import CANDIDATES, Candidate, find_candidate
-from selfspec.runtimes.comparison import Expected, difference, expect, play, random_stages
+from selfspec.runtimes.comparison import Expected, difference, expect, random_stages, run_stages
 from selfspec.runtimes.device_trial import BITS, BUDGET, Trial
 from selfspec.runtimes.fused import FusedBlock
 from selfspec.runtimes.kept_file import KeptFile
 from selfspec.runtimes.logits import Logits
-from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitProduct
+from selfspec.runtimes.low_bit import LowBitWeights, TorchLowBitProduct
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.products import DenseProduct, Product
 from selfspec.runtimes.runner import Runner, make_runner
@@ -136,7 +136,7 @@ def test_a_model_that_carries_rounding_far_keeps_the_runtimes_that_are_right(mon
     decoder = take_apart(random_model(torch.bfloat16, num_hidden_layers=12, initializer_range=0.3))
     stages = random_stages(128, 24, 256, trees=True, seed=0)
     expected = list(expect(REFERENCE.build(decoder), stages, 256))
-    found = list(play(COMPILED.build(decoder), stages, 256))
+    found = list(run_stages(COMPILED.build(decoder), stages, 256))
     assert [difference(*pair) for pair in zip(found, expected, strict=True)] == [None] * len(stages)
     monkeypatch.setattr(comparison, "_NOISES", 0.0)
     assert any("differ" in str(difference(*pair)) for pair in zip(found, expected, strict=True))
@@ -298,10 +298,10 @@ def test_wrong_low_bit_products_are_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert all("logits differ" in reason for reason in trial.refused_bits.values())
 
 
-def test_copies_of_other_weights_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_weights_of_other_weights_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the product and what it stands for are wrong in the same way."""
-    own = LowBitCopies._copy
-    monkeypatch.setattr(LowBitCopies, "_copy", lambda self, product, form: own(self, Turned(product), form))
+    own = LowBitWeights._convert
+    monkeypatch.setattr(LowBitWeights, "_convert", lambda self, product, form: own(self, Turned(product), form))
     trial = Trial(take_apart(random_model()), (dataclasses.replace(COMPILED, name="eager"),), budget=AMPLE).run()
     assert set(trial.refused_bits) == {8, 4}
     assert all("the rounded weights of the LM head differ by" in reason for reason in trial.refused_bits.values())
@@ -377,7 +377,7 @@ def test_auto_expects_what_the_trial_measured_and_drafts_from_what_passed(monkey
     target.trial = DeviceTrial("a device", runtimes, {8: fast})
     expected = preparation.expect(target, AutoSettings())
     assert expected.layers is None
-    with pytest.warns(NoCopiesWarning, match="without low-bit copies"):
+    with pytest.warns(NoLowBitWeightsWarning, match="without low-bit weights"):
         preparation.warn_of_memory(expected, AutoSettings())
 
 
@@ -463,6 +463,6 @@ def test_a_damaged_table_is_made_again(content: dict[str, Any], monkeypatch: pyt
 def test_a_played_text_is_the_same_each_time() -> None:
     decoder = small()
     stages = random_stages(128, 4, 128, trees=True, seed=1)
-    one, other = (list(play(make_runner(decoder, "eager"), stages, 128)) for _ in range(2))
+    one, other = (list(run_stages(make_runner(decoder, "eager"), stages, 128)) for _ in range(2))
     assert all(torch.equal(a.values, b.values) for a, b in zip(one, other, strict=True))
     assert devices.REFERENCE.name == "eager"

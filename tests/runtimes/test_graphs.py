@@ -231,7 +231,7 @@ def test_what_a_run_returns_is_not_overwritten_by_the_next() -> None:
         rows = target.embed(torch.tensor([1, 2, 3]))
         first = target.run(rows, range(SUBLAYERS), target.lay_out(state, 3), {0, 3, SUBLAYERS})
         last = torch.empty_like(rows[1:])
-        target.run(rows, range(SUBLAYERS), target.lay_out(state, 3), copies={3: last})
+        target.run(rows, range(SUBLAYERS), target.lay_out(state, 3), last_rows={3: last})
         kept = {index: states.clone() for index, states in first.captured.items()}
         output = first.hidden_states.clone()
         target.run(2 * rows, range(SUBLAYERS), target.lay_out(state, 3), {0, 3, SUBLAYERS})

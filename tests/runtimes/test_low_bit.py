@@ -1,4 +1,4 @@
-"""Low-bit copies: their format against a slow oracle, rows of any company, mixed precisions, and what is refused."""
+"""Low-bit weights: their format against a slow oracle, rows of any company, mixed precisions, and what is refused."""
 
 import functools
 import gc
@@ -133,7 +133,7 @@ def random_weight(outputs: int, inputs: int, dtype: torch.dtype = torch.float32)
 @BITS
 @pytest.mark.parametrize("group", GROUPS)
 @DTYPES
-def test_a_copy_has_the_weights_of_the_oracle(bits: int, group: int, dtype: torch.dtype) -> None:
+def test_low_bit_weights_are_those_of_the_oracle(bits: int, group: int, dtype: torch.dtype) -> None:
     form = PackedFormat(bits, group)
     for outputs, inputs in ((5, group), (33, 3 * group), (64, 384)):
         weight = random_weight(outputs, inputs, dtype)
@@ -312,7 +312,7 @@ def test_a_model_is_one_with_the_copied_weights(name: str, precision: Precision)
     found = logits(own.at(precision), own)
     full = logits(own, own)
     assert (found - wanted).norm() <= 2e-3 * wanted.norm()
-    assert (full - wanted).norm() > 2 * (found - wanted).norm(), "the copies are not the target's own weights"
+    assert (full - wanted).norm() > 2 * (found - wanted).norm(), "they are not the target's own weights"
 
 
 @NAMED
@@ -364,13 +364,13 @@ def test_rows_at_once_are_rows_one_by_one(dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def test_kept_sets_states_and_copies() -> None:
+def test_kept_sets_states_and_low_bit_weights() -> None:
     own = target("llama", torch.float32)
     model = own.at(Precision.of(8))
     state = own.new_sequence(1, 64, 64)
     last = torch.zeros(2, own.hidden_size)
     stream = own.embed(torch.arange(5))
-    output = model.run(stream, (0, 3, 4), own.lay_out(state, 5), capture=(0, 3, 4, 6), copies={4: last})
+    output = model.run(stream, (0, 3, 4), own.lay_out(state, 5), capture=(0, 3, 4, 6), last_rows={4: last})
     assert torch.equal(output.captured[0], stream)
     assert torch.equal(output.captured[6], output.hidden_states)
     assert torch.equal(output.captured[4][3:], last)
@@ -412,7 +412,7 @@ def test_eight_bits_agree_with_a_trained_target() -> None:
     assert agreed >= 98
 
 
-# Making copies
+# Making low-bit weights
 
 
 def tensors_of(model: Any) -> list[tuple[int, int]]:
@@ -441,7 +441,7 @@ def test_bytes_are_known_before_and_are_those_allocated(monkeypatch: pytest.Monk
 
 
 @needs_kernels
-def test_copies_of_weights_of_few_bits_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_weights_of_few_bits_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (torch.randn(outputs, 64) for outputs in (48, 24))
     parts = [PackedWeights.of(each, PackedFormat(8)) for each in (first, second)]
     product, form = CompiledProduct(LowBitProduct(parts, torch.float32, None)), PackedFormat(4)
@@ -451,13 +451,13 @@ def test_copies_of_weights_of_few_bits_are_made_in_parts(monkeypatch: pytest.Mon
     monkeypatch.setattr(Product, "values", lambda _: pytest.fail("all values at once"))
     own = Target(quantise_in_place(random_model(torch.bfloat16), "int8"))
     own.at(Precision.of(4))
-    copy = own._low_bit._copy(product, form)
+    copy = own._low_bit._convert(product, form)
     assert isinstance(copy, CompiledProduct)
     assert isinstance(copy.product, LowBitProduct)
     assert torch.equal(copy.product.parts[0].tiles, whole.tiles)
 
 
-def test_copies_are_made_once_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_weights_are_made_once_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[PackedFormat] = []
     make = PackedWeights.of
 
@@ -496,10 +496,10 @@ def test_several_threads_ask_at_once() -> None:
 
 
 @torch.inference_mode()
-def test_a_model_in_use_keeps_its_copies() -> None:
+def test_a_model_in_use_keeps_its_low_bit_weights() -> None:
     own = Target(target().model)
     model = own.at(Precision.of(4))
-    copies = [weakref.ref(each.parts[0]) for part in own._low_bit._copies.values() for each in map(underlying, part)]
+    copies = [weakref.ref(each.parts[0]) for part in own._low_bit._made.values() for each in map(underlying, part)]
     before = logits(model, own)
     own._low_bit.release(None)
     gc.collect()
@@ -518,7 +518,7 @@ def underlying(product: Any) -> LowBitProduct:
 
 
 @torch.inference_mode()
-def test_new_weights_get_new_copies() -> None:
+def test_new_weights_get_new_low_bit_ones() -> None:
     own = Target(AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float32).eval())
     old = logits(own.at(Precision.of(8)), own)
     head = own.model.lm_head

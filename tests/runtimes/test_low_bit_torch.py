@@ -1,4 +1,4 @@
-"""Low-bit copies that torch multiplies, by the CPU's forms of its products."""
+"""Low-bit weights that torch multiplies, by the CPU's forms of its products."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_bytes_are_known_before_and_are_those_allocated(bits: int, dtype: torch.
 
 @BITS
 @DTYPES
-def test_drafts_are_cheap_copies_and_the_text_is_the_targets(bits: int, dtype: torch.dtype) -> None:
+def test_drafts_are_cheap_and_the_text_is_the_targets(bits: int, dtype: torch.dtype) -> None:
     model, prompts = random_model(dtype), [list(range(20)), [3, 9, 4] * 5]
     plain = Engine(model, method="autoregressive", runtime="fused")
     engine = Engine(

@@ -224,7 +224,7 @@ def assert_same_as_one_by_one(
     stream, forward, state = request.begin(native)
     before = stream.clone()
     copies = {index: torch.zeros(count, stream.shape[1], dtype=dtype) for index, count in copied.items()}
-    output = native.run(stream, sublayers, forward, capture=range(SUBLAYERS + 1), copies=copies)
+    output = native.run(stream, sublayers, forward, capture=range(SUBLAYERS + 1), last_rows=copies)
     assert torch.equal(stream, before), "the states that go in are left as they are"
     _, forward, other = request.begin(native)
     wanted = one_by_one(native, stream, sublayers, forward)

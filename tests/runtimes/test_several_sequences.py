@@ -285,7 +285,7 @@ def test_a_part_too_large_for_the_kernels_runs_as_it_does_alone(name: str, subla
 
 @pytest.mark.parametrize("runtime", ["fused", "compiled"])
 @pytest.mark.parametrize("count", [1, 3, 30, 300])
-def test_copies_are_the_last_rows_of_all_parts(count: int, runtime: str) -> None:
+def test_last_rows_are_those_of_all_parts(count: int, runtime: str) -> None:
     """Where the parts run together, and where large ones run by themselves."""
     target = Target(kernel_model("llama"), runtime)
     parts = [Part(9, 1), Part(0, 200), Part(30, 4), Part(50, 150), Part(3, 2)]
@@ -295,7 +295,7 @@ def test_copies_are_the_last_rows_of_all_parts(count: int, runtime: str) -> None
         hidden_states = target.embed(torch.tensor(prompt(forward.rows)))
         captured = target.run(hidden_states, range(SUBLAYERS), forward, EVERY_STATE).captured
         copies = {index: torch.zeros(count, target.hidden_size, dtype=target.dtype) for index in EVERY_STATE}
-        target.run(hidden_states, range(SUBLAYERS), forward, copies=copies)
+        target.run(hidden_states, range(SUBLAYERS), forward, last_rows=copies)
     for index in EVERY_STATE:
         assert torch.equal(copies[index], captured[index][-count:])
 

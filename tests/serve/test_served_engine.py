@@ -152,7 +152,7 @@ def test_others_write_while_a_long_prompt_is_read(monkeypatch: pytest.MonkeyPatc
     run = engine.target.run
 
     def noted(states: Any, *arguments: Any, **options: Any) -> Any:
-        if options.get("copies") is not None and writing:
+        if options.get("last_rows") is not None and writing:
             forwards.append((len(states), len(writing[0].request.output.token_ids)))
         return run(states, *arguments, **options)
 

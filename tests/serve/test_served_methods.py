@@ -13,7 +13,7 @@ from selfspec import AsyncEngine
 from selfspec.engine import Engine
 from selfspec.errors import OutOfMemoryError, UnsupportedModelError
 from selfspec.methods import make_method
-from selfspec.runtimes.low_bit import LowBitCopies, copies_within
+from selfspec.runtimes.low_bit import LowBitWeights, low_bit_within
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.serve.served_engine import ServedEngine
@@ -26,7 +26,7 @@ def make_engine(method: str = "suffix", **options: Any) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def copies() -> int:
+def weights() -> int:
     """Bytes of the low-bit weights that draft; skips where there are none."""
     target = Target(random_model(torch.bfloat16))
     try:
@@ -37,34 +37,34 @@ def copies() -> int:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collects the bytes of copies when they are made."""
+    """Collects the bytes of weights when they are made."""
     found: list[int] = []
-    make = LowBitCopies._make_copies
+    make = LowBitWeights._make
 
-    def noted(self: LowBitCopies, parts: Any) -> None:
+    def noted(self: LowBitWeights, parts: Any) -> None:
         found.append(sum(self._bytes(*part) for part in parts))
         make(self, parts)
 
-    monkeypatch.setattr(LowBitCopies, "_make_copies", noted)
+    monkeypatch.setattr(LowBitWeights, "_make", noted)
     return found
 
 
-def test_copies_are_taken_from_the_memory_limit(copies: int, made: list[int]) -> None:
-    limit = 4 * copies
+def test_low_bit_weights_are_taken_from_the_memory_limit(weights: int, made: list[int]) -> None:
+    limit = 4 * weights
     served = AsyncEngine(make_engine(memory_limit=limit), methods=["low-bit", "prompt-lookup"])
-    assert sum(made) == copies
-    assert served.memory_limit == served.stats().cache_limit == limit - copies
-    assert served.stats().prefix_cache.limit == (limit - copies) // 2
+    assert sum(made) == weights
+    assert served.memory_limit == served.stats().cache_limit == limit - weights
+    assert served.stats().prefix_cache.limit == (limit - weights) // 2
 
 
-def test_copies_that_exceed_the_limit_are_refused_before_they_are_made(copies: int, made: list[int]) -> None:
+def test_low_bit_weights_that_exceed_the_limit_are_refused_before_they_are_made(weights: int, made: list[int]) -> None:
     with pytest.raises(OutOfMemoryError, match=r"the method 'low-bit': .* left of the memory limit; raise it, or"):
-        AsyncEngine(make_engine(memory_limit=copies), methods=["low-bit"])
+        AsyncEngine(make_engine(memory_limit=weights), methods=["low-bit"])
     assert not made
 
 
-def test_a_server_ends_with_what_exceeds_its_limit(copies: int, made: list[int]) -> None:
-    engine = make_engine(memory_limit=copies)
+def test_a_server_ends_with_what_exceeds_its_limit(weights: int, made: list[int]) -> None:
+    engine = make_engine(memory_limit=weights)
     with make_client(ServedEngine(lambda: engine, methods=["low-bit"])) as client:
         assert "left of the memory limit" in str(client.service.failure)
     assert not made
@@ -75,9 +75,9 @@ def complete(client: TestClient, method: str) -> Any:
     return client.post("/v1/completions", json=body)
 
 
-def test_no_request_makes_copies(copies: int, made: list[int]) -> None:
-    """Neither of a method that is served, whose copies are there, nor of one that is not."""
-    engine = make_engine(memory_limit=2 * copies)
+def test_no_request_makes_low_bit_weights(weights: int, made: list[int]) -> None:
+    """Neither of a method that is served, whose weights are there, nor of one that is not."""
+    engine = make_engine(memory_limit=2 * weights)
     with make_client(ServedEngine(lambda: engine, methods=["low-bit"])) as client:
         count = len(made)
         assert complete(client, "low-bit").status_code == 200
@@ -88,22 +88,22 @@ def test_no_request_makes_copies(copies: int, made: list[int]) -> None:
     assert len(made) == count
 
 
-def test_a_trial_drops_what_it_has_made_alone(copies: int) -> None:
-    """Else the first request of another method would make its copies again, while all others wait."""
+def test_a_trial_drops_what_it_has_made_alone(weights: int) -> None:
+    """Else the first request of another method would make its weights again, while all others wait."""
     target = Target(random_model(torch.bfloat16))
     target.at(FOUR)
-    with copies_within(10 * copies) as within:
+    with low_bit_within(10 * weights) as within:
         target.at(EIGHT)
         assert within.bytes == target.low_bit_bytes(EIGHT)
-        target.release_copies()
+        target.release_low_bit()
         assert within.bytes == 0
     runner = target.at(FOUR)
-    with copies_within(0):
+    with low_bit_within(0):
         assert target.at(FOUR) is runner, "it is still there"
         with pytest.raises(OutOfMemoryError):
             target.at(EIGHT)
-    target.release_copies()
-    with copies_within(0), pytest.raises(OutOfMemoryError):
+    target.release_low_bit()
+    with low_bit_within(0), pytest.raises(OutOfMemoryError):
         target.at(FOUR)
 
 

@@ -125,7 +125,7 @@ def _row_seconds(target: Target) -> dict[str, Any]:
             found[name] = {str(rows): seconds for rows, seconds in zip(costs.rows, costs.seconds, strict=True)}
         except SelfSpecError as error:
             found[name] = {"error": explain(error)}
-    target.release_copies()
+    target.release_low_bit()
     return found
 
 

@@ -22,7 +22,7 @@ def test_adversaries_are_right_and_wrong_as_they_say(
     module, chosen = script.adversaries, ("never right", "32 are right, then 32 wrong", "never right, a busy core")
     monkeypatch.setattr(module, "ADVERSARIES", {name: module.ADVERSARIES[name] for name in chosen})
     monkeypatch.setattr(module, "CHAT_PROMPTS", {"question": module.CHAT_PROMPTS["question"]})
-    copies, out = module.known.Copies, tmp_path / "found.json"
+    lookup, out = module.known.Lookup, tmp_path / "found.json"
     options = [
         "--worst",
         "adversaries",
@@ -40,7 +40,7 @@ def test_adversaries_are_right_and_wrong_as_they_say(
     assert list(found) == list(chosen)
     assert all(len(each["ratios"]) == 2 for each in found.values())
     assert found["32 are right, then 32 wrong"]["accepted"] > found["never right"]["accepted"]
-    assert module.known.Copies is copies, "what was replaced is there again"
+    assert module.known.Lookup is lookup, "what was replaced is there again"
 
 
 def test_a_script_offers_the_text_or_another_token(script: ModuleType) -> None:

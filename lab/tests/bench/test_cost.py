@@ -58,7 +58,7 @@ def test_rounds_without_a_draft_have_an_ideal_of_one() -> None:
     assert read.cost_coefficient is None
 
 
-def test_drafts_from_low_bit_copies_read_fewer_bytes() -> None:
+def test_drafts_from_low_bit_weights_read_fewer_bytes() -> None:
     coefficients = {}
     for bits in (8, 4):
         settings = {"draft_bits": bits, "joint_confidence": 0.0, "draft_length": 3}
@@ -66,6 +66,6 @@ def test_drafts_from_low_bit_copies_read_fewer_bytes() -> None:
         generation = engine.generate([1, 2, 3], max_new_tokens=20)
         assert generation.accepted > 0
         coefficients[bits] = decoding_bytes(StepBytes(engine.target), [generation]).cost_coefficient
-    # float32 weights of 32 bits: the copies are 8 or 4 bits and a scale of 16 bits for every 32 weights
+    # float32 weights of 32 bits: low-bit weights are 8 or 4 bits and a scale of 16 bits for every 32 weights
     assert 0.25 < coefficients[8] < 0.33
     assert 0.13 < coefficients[4] < 0.21

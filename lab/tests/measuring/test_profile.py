@@ -130,7 +130,7 @@ def test_latencies_that_a_method_measured_are_remembered(folder: Path) -> None:
     assert store.read_latencies(target) == others
 
 
-def test_latencies_of_copies_are_kept_by_precision(folder: Path) -> None:
+def test_latencies_of_low_bit_weights_are_kept_by_precision(folder: Path) -> None:
     target, precision = Target(random_model()), Precision.of(4)
     kept = store.kept_latencies(target, precision)
     assert store.kept_latencies(target, precision) == kept
@@ -140,7 +140,7 @@ def test_latencies_of_copies_are_kept_by_precision(folder: Path) -> None:
     for file in files:
         file.write_text("{")
     assert store.kept_latencies(target, precision).mlp > 0
-    assert store.read_latencies(target) is None, "those of copies are not the target's"
+    assert store.read_latencies(target) is None, "those of low-bit weights are not the target's"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', '{"kept": {}}'])

@@ -18,7 +18,7 @@ from selfspec.decoding.draft import NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback, FixedDrafter, Needs
 from selfspec.errors import InvalidSettingError, MethodLoadError, StateError, UnknownMethodError
 from selfspec.methods import find_method, make_method
-from selfspec.planning.acceptance_tables import Copies
+from selfspec.planning.acceptance_tables import Lookup
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import TokenTree
@@ -332,8 +332,8 @@ def test_probes_have_the_embedding_of_the_stage_that_drafts() -> None:
 def test_auto_learns_from_the_rounds_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     auto.give(monkeypatch, auto.eager_preparation)
     seen: list[int] = []
-    extend = Copies.extend
-    monkeypatch.setattr(Copies, "extend", lambda self, tokens: seen.extend(tokens) or extend(self, tokens))
+    extend = Lookup.extend
+    monkeypatch.setattr(Lookup, "extend", lambda self, tokens: seen.extend(tokens) or extend(self, tokens))
     engine = Engine(MODEL, method="cascade(suffix, auto)", settings={"suffix.min_match_length": 1})
     result = engine.generate(prompt(8) * 3, max_new_tokens=60, ignore_eos=True)
     plain = Engine(MODEL, method="autoregressive").generate(prompt(8) * 3, max_new_tokens=60, ignore_eos=True)

@@ -200,10 +200,10 @@ def test_the_text_is_the_models_own(sampling: dict[str, Any], monkeypatch: pytes
     assert played.drafted == PLAN.draft_length
 
 
-def test_only_the_copies_that_draft_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_low_bit_weights_that_draft_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     drafting = engine(Found(PLAN, pays=True), monkeypatch)
     drafting.warmup()
-    held = drafting.target._low_bit._copies
+    held = drafting.target._low_bit._made
     assert {(part, form.bits) for part, form in held} == {(-1, 8), (1, 8), (2, 8), (3, 4), (5, 6), (6, 8), (7, 8)}
 
 
@@ -249,12 +249,12 @@ def test_all_precisions_share_the_group() -> None:
     assert {form.group for form in forms if form is not None} == {32}
 
 
-def test_precisions_share_copies() -> None:
+def test_precisions_share_low_bit_weights() -> None:
     target = Target(random_model())
     target.at(Precision.of(4))
-    made = set(target._low_bit._copies)
+    made = set(target._low_bit._made)
     target.at(MixedPrecision(head=4, sublayers=(4,) * SUBLAYERS))
-    assert set(target._low_bit._copies) == made
+    assert set(target._low_bit._made) == made
     assert target.at(MixedPrecision(sublayers=(16,) * SUBLAYERS)) is target.at(None)
 
 

@@ -30,7 +30,7 @@ class BridgeOptions:
         row_costs: what a forward of the engine costs by its number of rows, 1 among them: seconds, or multiples of the
             cost of one row. Without them a further row is taken to cost a tenth of the first. Either is corrected by
             what rounds take.
-        memory_tokens: tokens of ended texts that later texts copy from; 0 keeps none.
+        memory_tokens: tokens of ended texts that later texts are looked up in; 0 keeps none.
         credit: steps of plain decoding that a text may lose before anything was saved; more of them let long drafts be
             tried where each row is dear.
         delta: share of plain decoding's time that a text may lose beyond that, 0 to 1.

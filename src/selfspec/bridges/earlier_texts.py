@@ -1,4 +1,4 @@
-"""Texts that have ended, from which later texts copy."""
+"""Texts that have ended, in which later texts are looked up."""
 
 from collections.abc import Sequence
 

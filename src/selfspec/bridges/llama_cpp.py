@@ -26,8 +26,8 @@ _CONTEXT = 64
 class LlamaSuffixDecoding:
     """A ``LlamaDraftModel`` that drafts what followed the longest repeated suffix, as many tokens as pay.
 
-    It copies from the text and from texts that have ended, learns from the growing text how likely copies are accepted,
-    and from the time between two calls what a forward costs by its rows. One object serves one ``Llama``.
+    It looks up the text and texts that have ended, learns from the growing text how likely its drafts are accepted, and
+    from the time between two calls what a forward costs by its rows. One object serves one ``Llama``.
 
     Args:
         num_pred_tokens: most draft tokens of a round.

@@ -1,4 +1,4 @@
-"""The drafts of one text: copies of what followed its last tokens before."""
+"""The drafts of one text: what followed its last tokens before."""
 
 from collections import defaultdict
 from typing import Any, TypeAlias
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfspec.decoding.suffixes import SuffixAutomaton, common
-from selfspec.planning.acceptance_tables import AcceptanceRate, Copies
+from selfspec.planning.acceptance_tables import AcceptanceRate, Lookup
 from selfspec.planning.allowance import Allowance, Pace, Trust, faded
 from selfspec.planning.plans import Known
 
@@ -18,9 +18,9 @@ _CONTEXT = 16
 """Tokens of a prompt's end that are kept with an ended text, to find its beginning by."""
 
 _LONGEST = 2**15
-"""Tokens of a prompt's end in which copies are looked for."""
+"""Tokens of a prompt's end in which tokens are looked up."""
 
-_NOTHING = Known("copies", (), ())
+_NOTHING = Known("lookup", (), ())
 
 
 class TextDrafter:
@@ -28,7 +28,7 @@ class TextDrafter:
 
     Args:
         token_ids: the text so far, as the engine shows it.
-        acceptance: of copies, over all texts.
+        acceptance: of prompt lookup, over all texts.
         allowance: of time that may be lost.
         earlier: texts that have ended.
     """
@@ -43,7 +43,7 @@ class TextDrafter:
         self.drafted: list[int] = []
         self._token_ids = token_ids.copy()
         self._prompt_length = len(token_ids) - 1  # the first token that the engine wrote follows the prompt
-        self._copies = Copies(token_ids[-_LONGEST:].tolist(), acceptance.of_request(), earlier)
+        self._lookup = Lookup(token_ids[-_LONGEST:].tolist(), acceptance.of_request(), earlier)
         self._allowance, self._pace = allowance, Pace()
         self._trust: dict[str, Trust] = defaultdict(Trust)
         self._offered = _NOTHING
@@ -59,12 +59,12 @@ class TextDrafter:
         By their number it is the probability that all are right, as far as that can be trusted, divided by the tokens
         that a step of the text writes: where these are many, a further one saves less of a step.
         """
-        match = self._copies.match_after()
+        match = self._lookup.match_after()
         self._offered = _NOTHING
         if most < 1 or not match.length:
             return []
-        name = "earlier" if match.earlier else "copies"
-        self._offered = Known(name, self._copies.tokens(match, most), self._copies.survival(match, most))
+        name = "earlier" if match.earlier else "lookup"
+        self._offered = Known(name, self._lookup.tokens(match, most), self._lookup.survival(match, most))
         trust, pace = self._trust[name].value, self._pace.rate(1.0)
         return [min(1.0, trust * each) / pace for each in self._offered.survival]
 
@@ -97,7 +97,7 @@ class TextDrafter:
         written: list[int] = token_ids[len(self._token_ids) :].tolist()
         self._token_ids = token_ids.copy()
         count, accepted = len(written), common(self.drafted, written)
-        self._copies.extend(written)
+        self._lookup.extend(written)
         for trust in self._trust.values():
             trust.fade(faded(len(written)))
         if self.drafted:

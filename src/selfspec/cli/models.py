@@ -284,7 +284,7 @@ def row_text(seconds: Mapping[int, float]) -> str:
         return f"{text}. One row took longer than several: other programs were computing; ask again when they are not"
     most = max(rows for rows, cost in relative.items() if cost <= _NEARLY_FREE)
     if most > 1:
-        drafts = f"up to {most - 1} known tokens, such as copies, are nearly free"
+        drafts = f"up to {most - 1} known tokens, such as those of prompt lookup, are nearly free"
         return f"{text}. {most} rows cost {relative[most]:.2f} of one here: drafts of {drafts}"
     if 2 not in relative:
         return text

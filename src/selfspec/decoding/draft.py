@@ -98,8 +98,8 @@ class TokenDraft:
         token_ids: the tokens, one for each node of the tree.
         tree: which of them continues which.
         probes: rows (0 is the pending token, ``i + 1`` node ``i``) after which a probe stands: a row without a token,
-            verified beside the others and never accepted. What the target expects after it (``Feedback.guess``) may
-            come after the token that is not known yet.
+            verified beside the others and never accepted. What the target expects after it (``Feedback.probed_token``)
+            may come after the token that is not known yet.
         follow: plans the rounds after this one, where they run as one call; ``None`` where it has to be alone.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
@@ -154,7 +154,7 @@ class LayerDraft:
         limit: most tokens on the path, 0 or more.
         stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
         widths: candidates to verify at each position, by confidence; ``None`` is one, a chain.
-        precision: of the weights that draft; ``None`` is the target's own, others are low-bit copies of them.
+        precision: of the weights that draft; ``None`` is the target's own, others are fewer bits.
         guess: guesses what this draft drafts next. Guesses are rows of the forward that drafts the token before them;
             those that turn out to be the draft's own choices save a forward each, and the drafted tokens are the same.
         append: known tokens that follow the finished draft, and are verified after it; left out where tokens are drawn
@@ -242,7 +242,7 @@ class RunRound:
         drafted: the known tokens, or those of the head, that were verified.
         probes: the rows after which there was a probe.
         token_ids: the tokens of the round.
-        guess: as ``Feedback.guess``.
+        probed_token: as ``Feedback.probed_token``.
         confidences: of the drafted tokens, where a head drafted them.
     """
 
@@ -250,7 +250,7 @@ class RunRound:
     drafted: tuple[int, ...]
     token_ids: tuple[int, ...]
     probes: tuple[int, ...] = ()
-    guess: tuple[int, float] | None = None
+    probed_token: tuple[int, float] | None = None
     confidences: tuple[float, ...] = ()
 
     @cached_property

@@ -98,7 +98,7 @@ class Feedback:
         scores: gives ``target_scores``.
         probed: the target's logits after each probe of the proposal; ``None`` without probes.
         hidden_states: by sublayer the residual stream ``h[i]`` that the drafter watched, ``[n + 1, hidden]``.
-        seconds: the time of the round until now, its share where several sequences played theirs together.
+        seconds: the time of the round until now, its share where several sequences ran theirs together.
         run: the rounds of a run, of which ``acceptance`` has all tokens and ``proposal`` none; empty after one round.
     """
 
@@ -112,7 +112,7 @@ class Feedback:
     run: tuple[RunRound, ...] = ()
 
     @property
-    def guess(self) -> tuple[int, float] | None:
+    def probed_token(self) -> tuple[int, float] | None:
         """What may come after the last token, with its probability; ``None`` if no probe stands after the last row.
 
         It is what the target chooses after the probe, before logits processors. If that is the last token, it is the

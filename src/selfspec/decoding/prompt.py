@@ -169,11 +169,13 @@ def read_chunks(target: Target, chunks: Many[Chunk]) -> list[Event]:
 
 def _run(target: Target, chunks: Many[Chunk]) -> torch.Tensor:
     """The residual stream after the last sublayer, ``[rows, hidden]``, of all chunks one after the other."""
-    copies = _kept_states(chunks[0])
+    last_rows = _kept_states(chunks[0])
     assert len(chunks) == 1 or not any(chunk.sequence.prompt_states for chunk in chunks)
     forward = Forward.join([target.lay_out(chunk.sequence.state, chunk.rows, settled=True) for chunk in chunks])
     tokens = torch.cat([chunk.sequence.token_ids[chunk.start : chunk.end] for chunk in chunks])
-    return target.run(target.embed(tokens, forward), range(target.sublayer_count), forward, copies=copies).hidden_states
+    return target.run(
+        target.embed(tokens, forward), range(target.sublayer_count), forward, last_rows=last_rows
+    ).hidden_states
 
 
 def _kept_states(chunk: Chunk) -> dict[int, torch.Tensor]:

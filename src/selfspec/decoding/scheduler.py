@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from selfspec.decoding.prefix_cache import CacheMemory
 from selfspec.decoding.prompt import Chunks, PromptReader, ReadingPace
 from selfspec.decoding.request import Advanced, Event, Failed, Finished, Prefilled, Request, Sequence, Started
-from selfspec.decoding.step import play
+from selfspec.decoding.round import try_round
 from selfspec.errors import RequestFailedError, first_line
 from selfspec.limits import is_out_of_memory
 from selfspec.memory import PeakMemory
@@ -25,7 +25,7 @@ class Scheduler:
     """Decodes many requests, several of them at a time.
 
     Requests are admitted in the order of their arrival, as places and memory allow. Prompts that are being read take
-    turns; the sequences whose prompts are read, and for whose next tokens there is memory, play their rounds together.
+    turns; the sequences whose prompts are read, and for whose next tokens there is memory, run their rounds together.
     What happens to a request is written into it, and its listener is called. Keys and values of those that end are
     copied into the prefix cache in parts, over several steps; until then no request is admitted, since the next one may
     begin with their texts. Then their memory is given back, in parts, too.
@@ -121,7 +121,7 @@ class Scheduler:
         unread = [sequence for sequence in self._running if sequence.unread]
         known = self._recall(unread, writing=bool(writing))
         events += self._prompts.read(known, step=self._steps, writing=bool(writing), held=self.held)
-        events += play(self._target, writing, alone=not unread) if writing else []
+        events += try_round(self._target, writing, alone=not unread) if writing else []
         self._steps += 1
         finished = {event.request for event in events if isinstance(event, Finished)}
         self._ended += (sequence for sequence in self._running if sequence.request in finished)

@@ -141,7 +141,7 @@ def run(
     which plans the next one and looks for the end.
 
     Returns:
-        As ``verify``; ``None`` alone if the sequences play single rounds.
+        As ``verify``; ``None`` alone if the sequences run single rounds.
     """
     room = [min(MOST_TOKENS, sequence.draft_limit + 1) for sequence in sequences]
     if max(room) < 2:

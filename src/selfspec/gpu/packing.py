@@ -1,4 +1,4 @@
-"""Low-bit copies made where the weights are: ``PackedWeights.of`` as operations of torch, for any device."""
+"""Low-bit weights made where the weights are: ``PackedWeights.of`` as operations of torch, for any device."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _AT_ONCE = 1 << 24
 
 
 def pack(weight: torch.Tensor, form: PackedFormat) -> PackedWeights:
-    """Low-bit copies of weights ``[outputs, inputs]`` in a symmetric format on their device: ``PackedWeights.of``."""
+    """Low-bit weights of ``[outputs, inputs]`` in a symmetric format on their device: ``PackedWeights.of``."""
     outputs, inputs = weight.shape
     step = max(1, _AT_ONCE // (TILE * inputs)) * TILE
     tiles = torch.cat([_pack_some(some, form) for some in weight.split(step)])

@@ -94,7 +94,7 @@ class Method(ABC):
             OutOfMemoryError: they do not fit into the memory that is available.
         """
         if self.draft_precision is not None:
-            progress(f"copies of {self.target.low_bit_bytes(self.draft_precision) / 2**20:.0f} MiB")
+            progress(f"low-bit weights of {self.target.low_bit_bytes(self.draft_precision) / 2**20:.0f} MiB")
             self.target.at(self.draft_precision)
 
     @property

@@ -108,8 +108,8 @@ class LowBit(Method):
     """
 
     name = "low-bit"
-    summary = "the whole model drafts from low-bit copies of its own weights"
-    source = "drafts from low-bit weights as in ML-SpecQD (2025), here copies in groups with no second model"
+    summary = "the whole model drafts from its own weights at few bits"
+    source = "drafts from low-bit weights as in ML-SpecQD (2025), here rounded in groups, with no second model"
     Settings = LowBitSettings
     settings: LowBitSettings
 

@@ -175,7 +175,7 @@ class KnapSpec(SelectingMethod):
         return LayerDraft(kept, settings.max_draft_length, ConfidenceThreshold(settings.confidence_threshold))
 
     def prepare(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Makes the copies that draft, and measures the latencies unless they are saved."""
+        """Makes the low-bit weights that draft, and measures the latencies unless they are saved."""
         super().prepare(progress)
         progress("latencies of attention and MLP")
         _ = self.latencies.of_target, self.latencies.of_drafts

@@ -1,4 +1,4 @@
-"""The processes that share a model by a ``tp_plan``, which have to decide alike: each plays every round with its part.
+"""The processes that share a model by a ``tp_plan``, which have to decide alike: each runs every round with its part.
 
 Draft tokens, samples and the length of a draft may depend on clocks and random numbers. These come from the first
 process, rank 0. What all of them must have in common anyway, they compare.

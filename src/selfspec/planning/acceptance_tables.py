@@ -1,4 +1,4 @@
-"""How likely draft tokens are accepted: tables that every verified token updates, and copied tokens scored by them."""
+"""How likely draft tokens are accepted: tables that every verified token updates, and prompt lookup scored by them."""
 
 import math
 import threading
@@ -39,10 +39,10 @@ class Feature:
 
 
 MATCH_LENGTH = Feature(edges=(2, 3, 4, 5, 7, 10, 16, 24), prior=(0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.93))
-"""Tokens of the match after which a token is copied."""
+"""Tokens of the match after which lookup finds a token."""
 
 AGREED = Feature(edges=(2, 4, 8), prior=(0.8, 0.85, 0.92, 0.97))
-"""The same where what was chosen after a probe is the copied token."""
+"""The same where the same token was chosen after a probe."""
 
 CONFIDENCE = Feature(
     edges=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995),
@@ -71,7 +71,7 @@ PROBABILITY = Feature(
 """Largest probability after a probe."""
 
 
-class Guess(NamedTuple):
+class ProbedToken(NamedTuple):
     """A token that may come after the pending one, and its probability; none without a token."""
 
     token: int | None = None
@@ -189,13 +189,13 @@ class AcceptanceRate:
 
 
 _UNLIKELY = 0.02
-"""Probability below which a copied token is not worth its row on any machine."""
+"""Probability below which a token is not worth its row on any machine."""
 
 
-class Copies:
-    """What followed the longest suffix of the text that has occurred before, as in ``suffix``.
+class Lookup:
+    """Prompt lookup: what followed the longest suffix of the text that has occurred before, as in ``suffix``.
 
-    The acceptance of a copied token depends on the length of the match before it, in which the copied tokens count.
+    The acceptance of a token depends on the length of the match before it, in which tokens that were found count.
     Every token of the text scores it, whether it was drafted or not. ``earlier`` has texts of earlier requests.
     """
 
@@ -214,12 +214,12 @@ class Copies:
 
     @property
     def likelihood(self) -> float:
-        """The probability that the next token is a copy's; 0 without a match."""
+        """The probability that the next token is the one found; 0 without a match."""
         length = self.match_length
         return self._acceptance.rate(length) if length else 0.0
 
     def survival(self, match: Match, count: int) -> list[float]:
-        """By number of copied tokens the probability that all are right; at most ``count``, as long as worth a row."""
+        """By number of tokens the probability that all are right; at most ``count``, as long as worth a row."""
         likely: list[float] = []
         if match.length:
             probability = 1.0
@@ -235,7 +235,7 @@ class Copies:
         self._text.extend(token_ids)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Appends tokens to the text, and learns from each whether the copy was right."""
+        """Appends tokens to the text, and learns from each whether lookup was right."""
         for token_id in token_ids:
             match = self.match_after()
             if match.length:
@@ -243,14 +243,14 @@ class Copies:
             self._text.extend((token_id,))
 
 
-class CopiesToConfirm:
-    """Guesses of what a layer draft drafts next: copies, as many as make drafting cheapest.
+class LookupToConfirm:
+    """Guesses of what a layer draft drafts next, by prompt lookup: as many as make drafting cheapest.
 
     ``most_seconds`` is what their rows may cost, and ``seconds`` what they cost so far.
     """
 
-    def __init__(self, copies: Copies, costs: CostTable, most_seconds: float) -> None:
-        self._copies = copies
+    def __init__(self, lookup: Lookup, costs: CostTable, most_seconds: float) -> None:
+        self._lookup = lookup
         self._costs = costs
         self._most_seconds = most_seconds
         self.seconds = 0.0
@@ -261,20 +261,20 @@ class CopiesToConfirm:
 
     def __call__(self, drafted: Sequence[int]) -> Sequence[int]:
         """The guesses after the text and the tokens drafted so far."""
-        match = self._copies.match_after(drafted)
-        count, _ = best_guesses(self._costs, self._copies.survival(match, MOST_GUESSES))
+        match = self._lookup.match_after(drafted)
+        count, _ = best_guesses(self._costs, self._lookup.survival(match, MOST_GUESSES))
         seconds = self.seconds + self._costs[1 + count] - self._costs[1]
         if not count or seconds > self._most_seconds:
             return ()
         self.seconds = seconds
-        return self._copies.tokens(match, count, drafted)
+        return self._lookup.tokens(match, count, drafted)
 
 
-class CopiesToAppend:
-    """Copies that follow the last token of a layer draft: as many as are worth their rows of the verification.
+class LookupToAppend:
+    """Tokens that lookup finds after the last one of a layer draft: as many as are worth their rows.
 
     Args:
-        copies: of the text.
+        lookup: in the text.
         confirm: the guesses of the same draft, whose rows take time, too.
         confident: the acceptance of a drafted token by its confidence.
         verify: seconds of a round by its rows.
@@ -285,27 +285,27 @@ class CopiesToAppend:
 
     def __init__(
         self,
-        copies: Copies,
-        confirm: CopiesToConfirm,
+        lookup: Lookup,
+        confirm: LookupToConfirm,
         confident: Callable[[float], float],
         verify: CostTable,
         rate: float,
         longest: float,
         filled: Callable[[int], int] = lambda rows: rows,
     ) -> None:
-        self._copies, self._confirm, self._confident = copies, confirm, confident
+        self._lookup, self._confirm, self._confident = lookup, confirm, confident
         self._verify, self._rate, self._longest, self._filled = verify, rate, longest, filled
 
     def __call__(self, drafted: Sequence[int], confidences: Sequence[float]) -> Sequence[int]:
-        """The copies after the text and the drafted tokens, and padding."""
-        match, rows = self._copies.match_after(drafted), 1 + len(drafted)
+        """The tokens after the text and the drafted ones, and padding."""
+        match, rows = self._lookup.match_after(drafted), 1 + len(drafted)
         right = math.prod(map(self._confident, confidences))
         most = self._longest - self._confirm.spent(len(drafted))
         best, highest, gained = 0, 0.0, 0.0
-        for count, chance in enumerate(self._copies.survival(match, MOST_DRAFTED - len(drafted)), start=1):
+        for count, chance in enumerate(self._lookup.survival(match, MOST_DRAFTED - len(drafted)), start=1):
             gained += right * chance
             worth = gained - self._rate * (self._verify[rows + count] - self._verify[rows])
             if worth >= highest and self._verify[rows + count] <= most:
                 best, highest = count, worth
-        copied = tuple(self._copies.tokens(match, best, drafted)) if best else ()
-        return copied + (PADDING,) * (self._filled(rows + best) - rows - len(copied))
+        found = tuple(self._lookup.tokens(match, best, drafted)) if best else ()
+        return found + (PADDING,) * (self._filled(rows + best) - rows - len(found))

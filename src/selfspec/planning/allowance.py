@@ -57,7 +57,7 @@ _ANSWERS_FADING = 0.9
 class Allowance:
     """Keeps the time of a request within that of plain decoding, a few steps, and a share of what is longer.
 
-    A conservative bandit (Wu et al. 2016) with plain decoding as its baseline: a round may be played only if the bound
+    A conservative bandit (Wu et al. 2016) with plain decoding as its baseline: a round may be run only if the bound
     holds even where none of its draft tokens is accepted. So drafts are paid out of the time that earlier rounds have
     saved, and out of a small share of plain decoding's own time.
 
@@ -289,11 +289,11 @@ class SharedAllowance:
         return self.knows(requests) and requests not in self._pausing
 
     def knows(self, requests: int) -> bool:
-        """Whether this number of requests has played a round."""
+        """Whether this number of requests has run a round."""
         return requests in self._left
 
     def note(self, requests: int, steps: float, gained: float) -> None:
-        """Counts rounds that plain decoding plays in ``steps`` steps, and the steps that drafts gained or lost."""
+        """Counts rounds that plain decoding runs in ``steps`` steps, and the steps that drafts gained or lost."""
         left = self._begin(requests) + gained + SHARED_DELTA * steps
         if left > CREDIT:
             left = CREDIT + (left - CREDIT) * _KEPT**steps

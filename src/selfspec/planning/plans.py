@@ -1,4 +1,4 @@
-"""What to draft next: the round that is worth most, among those that may be played.
+"""What to draft next: the round that is worth most, among those that may be run.
 
 A ``Plan`` is a round and what it is expected to bring. A ``DraftPolicy`` says when a layer draft ends: by the best that
 can still be reached, not by what the next token alone brings. ``fill_rows`` plans a verification for which no layers
@@ -56,7 +56,7 @@ _PROBED_LENGTHS = 8
 
 
 class Plan(NamedTuple):
-    """A round: plain, of copied tokens, or of a layer draft, and what it is expected to bring."""
+    """A round: plain, of known tokens, or of a layer draft, and what it is expected to bring."""
 
     length: int  # draft tokens; of a layer draft at most
     tokens: float
@@ -303,10 +303,10 @@ class FilledRows:
         return tuple(self.known.token_ids[: self.plan.length])
 
 
-def gain_of_guess(outlook: Outlook, row: float, rate: float) -> float:
-    """What a guess of the next round's first draft token is worth, in tokens, where its row takes ``row`` seconds.
+def gain_of_probe(outlook: Outlook, row: float, rate: float) -> float:
+    """What a probe for the next round's first draft token is worth, in tokens, where its row takes ``row`` seconds.
 
-    It is verified where it is likelier than what the row's time is worth; ``outlook`` is that of guesses.
+    Its token is verified where it is likelier than what the row's time is worth; ``outlook`` is that of probed tokens.
     """
     least = rate * row
     kinds = zip(outlook.weights, outlook.acceptances, strict=True)

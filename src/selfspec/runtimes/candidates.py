@@ -16,7 +16,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.model.decoder import Decoder
 from selfspec.runtimes.arena import Arenas
 from selfspec.runtimes.graphs import Graphs
-from selfspec.runtimes.low_bit import LowBitCopies, TorchLowBitCopies
+from selfspec.runtimes.low_bit import LowBitWeights, TorchLowBitWeights
 from selfspec.runtimes.runner import Runner, make_runner
 
 
@@ -31,7 +31,7 @@ class Candidate:
             out, and says why.
         devices: the types of torch devices that it runs on; empty for all.
         package: a package that it needs, installed by an extra of this name.
-        copies: makes the low-bit weights that drafts read with it.
+        low_bit: makes the low-bit weights that drafts read with it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Candidate:
     build: Callable[[Decoder], Runner]
     devices: frozenset[str] = field(default=frozenset(), kw_only=True)
     package: str | None = field(default=None, kw_only=True)
-    copies: Callable[[Decoder, Runner], LowBitCopies] = field(default=TorchLowBitCopies, kw_only=True)
+    low_bit: Callable[[Decoder, Runner], LowBitWeights] = field(default=TorchLowBitWeights, kw_only=True)
 
     def obstacle(self, device: torch.device) -> str | None:
         """Why a trial on a device leaves it out untried; ``None`` where it may run."""
@@ -71,9 +71,9 @@ def make_triton_runner(decoder: Decoder) -> Runner:
     return runner
 
 
-def _make_triton_copies(decoder: Decoder, runner: Runner) -> LowBitCopies:
-    copies: LowBitCopies = import_module("selfspec.gpu.copies").TritonLowBitCopies(decoder, runner)
-    return copies
+def _triton_weights(decoder: Decoder, runner: Runner) -> LowBitWeights:
+    low_bit: LowBitWeights = import_module("selfspec.gpu.low_bit_weights").TritonLowBitWeights(decoder, runner)
+    return low_bit
 
 
 CANDIDATES: tuple[Candidate, ...] = (
@@ -81,7 +81,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         "eager",
         "transformers' own modules: the reference of the others",
         partial(make_runner, runtime="eager"),
-        copies=LowBitCopies,
+        low_bit=LowBitWeights,
     ),
     Candidate("fused", "fused blocks of torch's operations", partial(make_runner, runtime="fused")),
     Candidate(
@@ -89,7 +89,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         "fused blocks with kernels for the CPU, of the wheel or built at first use",
         partial(make_runner, runtime="compiled"),
         devices=frozenset({"cpu"}),
-        copies=LowBitCopies,
+        low_bit=LowBitWeights,
     ),
     Candidate("graphs", "fused blocks as CUDA graphs", make_graphs_runner, devices=frozenset({"cuda"})),
     Candidate(
@@ -98,7 +98,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         make_triton_runner,
         devices=frozenset({"cuda", "xpu"}),
         package="triton",
-        copies=_make_triton_copies,
+        low_bit=_triton_weights,
     ),
 )
 """All runtimes. The first is what the others have to agree with."""

@@ -115,7 +115,9 @@ class Expected(NamedTuple):
 
 
 @torch.inference_mode()
-def play(runner: Runner, stages: Sequence[Stage], slots: int, noise: torch.Generator | None = None) -> Iterator[Logits]:
+def run_stages(
+    runner: Runner, stages: Sequence[Stage], slots: int, noise: torch.Generator | None = None
+) -> Iterator[Logits]:
     """Runs the forwards of a text one after the other; the logits of up to ``MOST_ROWS`` last rows of each.
 
     Args:
@@ -134,7 +136,7 @@ def play(runner: Runner, stages: Sequence[Stage], slots: int, noise: torch.Gener
 def expect(runner: Runner, stages: Sequence[Stage], slots: int) -> Iterator[Expected]:
     """What a reference gives in each forward of a text, and how far that is from what it gives with other rounding."""
     noise = torch.Generator().manual_seed(0)
-    for logits, moved in zip(play(runner, stages, slots), play(runner, stages, slots, noise), strict=True):
+    for logits, moved in zip(run_stages(runner, stages, slots), run_stages(runner, stages, slots, noise), strict=True):
         yield Expected(logits, _apart(moved.values.float(), logits.values.float()))
 
 

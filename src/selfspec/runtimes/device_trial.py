@@ -22,7 +22,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.forward import SequenceState
 from selfspec.runtimes.accelerators import device_name
 from selfspec.runtimes.candidates import Candidate
-from selfspec.runtimes.comparison import Expected, difference, expect, play, random_stages
+from selfspec.runtimes.comparison import Expected, difference, expect, random_stages, run_stages
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.rounded import round_weights
 from selfspec.runtimes.runner import Runner
@@ -105,7 +105,7 @@ class Trial:
         reference, *others = self._candidates
         runners: dict[str, Runner] = {reference.name: reference.build(self._decoder)}
         out: dict[str, Tried] = {}
-        expected = self._play(runners[reference.name])
+        expected = self._run_stages(runners[reference.name])
         for each in others:
             obstacle = self._skipped.get(each.name) or each.obstacle(self._device)
             if obstacle is None:
@@ -124,14 +124,15 @@ class Trial:
 
         One text is enough, since only products differ from what has passed, and the reference is slow.
         """
-        copies = candidate.copies(self._decoder, runner)
+        low_bit = candidate.low_bit(self._decoder, runner)
         tried: dict[int, Tried] = {}
         for bits in BITS:
             name, precision = f"{bits} bits", Precision.of(bits)
-            rounded = partial(round_weights, copies, precision)
-            built = self._attempt(name, partial(copies.at, precision), lambda made=rounded: self._play(made(), 1))  # type: ignore[misc]
+            rounded = partial(round_weights, low_bit, precision)
+            expected = lambda made=rounded: self._run_stages(made(), 1)  # noqa: E731
+            built = self._attempt(name, partial(low_bit.at, precision), expected)
             tried[bits] = built if isinstance(built, Tried) else self._time({name: built})[name]
-            copies.release(None)
+            low_bit.release(None)
         return tried
 
     def _attempt(
@@ -156,7 +157,7 @@ class Trial:
         What it takes up to the end of the first text is preparing: that compiles and records.
         """
         for stages, references in zip(self._texts, expected, strict=False):
-            for stage, ours, reference in zip(stages, play(runner, stages, self._slots), references, strict=True):
+            for stage, ours, reference in zip(stages, run_stages(runner, stages, self._slots), references, strict=True):
                 wrong = difference(ours, reference)
                 if wrong is not None:
                     return f"in {stage}, {wrong}"
@@ -169,7 +170,7 @@ class Trial:
                 self._grace, self._end = self._grace - spent, self._end + spent
         return None
 
-    def _play(self, runner: Runner, texts: int = _TEXTS) -> list[list[Expected]]:
+    def _run_stages(self, runner: Runner, texts: int = _TEXTS) -> list[list[Expected]]:
         """What is expected of candidates in each forward of the first of the texts."""
         return [list(expect(runner, stages, self._slots)) for stages in self._texts[:texts]]
 

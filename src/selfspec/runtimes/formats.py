@@ -13,7 +13,7 @@ TILE = 16
 """Weight rows that stand side by side in memory; the last ones are filled up with zeros."""
 
 LOW_BITS = (8, 6, 4)
-"""The numbers of bits that a weight of a copy may have."""
+"""The numbers of bits that a low-bit weight may have."""
 
 GROUPS = (32, 64, 128)
 """How many inputs of a weight row may share a scale."""
@@ -48,9 +48,9 @@ _FIRST_GRID, _GRID_HEAD = 22, 5
 class PackedFormat:
     """How weights of few bits are held.
 
-    Symmetric integers of ``bits`` with one bfloat16 scale a ``group`` of inputs, which copies have; or, with a name,
-    the numbers of GGUF's format of this name, whose group is the inputs that are stored together. With another name,
-    which is that of a method of quantising, a scale of 32 bits and a zero point a group.
+    Symmetric integers of ``bits`` with one bfloat16 scale a ``group`` of inputs, which those that draft have; or, with
+    a name, the numbers of GGUF's format of this name, whose group is the inputs that are stored together. With another
+    name, which is that of a method of quantising, a scale of 32 bits and a zero point a group.
     """
 
     bits: int

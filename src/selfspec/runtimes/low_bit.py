@@ -1,10 +1,10 @@
-"""Low-bit copies of a model's own weights, which drafts run from.
+"""A model's own weights at few bits, which drafts run from.
 
-A copy is symmetric integers of 8, 6 or 4 bits with one scale for a group of inputs. Norms, rope, attention, activations
+They are symmetric integers of 8, 6 or 4 bits with one scale for a group of inputs. Norms, rope, attention, activations
 and the cache are the target's. Nothing is trained and no data is used.
 
 The kernels of the CPU multiply them, or torch's own weight-only products: on CUDA, and on the CPU in the fused runtime.
-At 4 bits torch's copy has the integers and scales that the kernels would have, up to equally good scales; its product
+At 4 bits torch has the integers and scales that the kernels would have, up to equally good scales; its product
 of 8 bits has one scale for a whole weight row, so groups do not count there. In torch's products the last bits of a row
 depend on the other rows, which does not matter to a draft. The tests run the CPU's forms of the same products.
 """
@@ -56,8 +56,8 @@ _CUDA_INPUTS = 16 * _CUDA_TILES
 
 
 @dataclass
-class CopyLimit:
-    """Most bytes of copies that are made within ``copies_within``, and those that were, each with its bytes."""
+class LowBitLimit:
+    """Most bytes of low-bit weights that ``low_bit_within`` allows, and those that were made, each with its bytes."""
 
     most: int
     made: dict[object, int] = field(default_factory=dict)
@@ -68,21 +68,21 @@ class CopyLimit:
         return sum(self.made.values())
 
 
-_limit: ContextVar[CopyLimit | None] = ContextVar("copies_within", default=None)
+_limit: ContextVar[LowBitLimit | None] = ContextVar("low_bit_within", default=None)
 
 
 @contextmanager
-def copies_within(most: int) -> Iterator[CopyLimit]:
-    """Refuses copies, of any model, that this thread makes beyond some bytes; ``release`` drops no others meanwhile."""
-    token = _limit.set(limit := CopyLimit(most))
+def low_bit_within(most: int) -> Iterator[LowBitLimit]:
+    """Refuses what this thread makes, for any model, beyond some bytes; ``release`` drops nothing else meanwhile."""
+    token = _limit.set(limit := LowBitLimit(most))
     try:
         yield limit
     finally:
         _limit.reset(token)
 
 
-class LowBitCopies:
-    """The low-bit copies of one prepared model. Each is made at first use and kept; several precisions share them.
+class LowBitWeights:
+    """The low-bit weights of one prepared model. Each is made at first use and kept; several precisions share them.
 
     The runner is at full precision.
     """
@@ -90,7 +90,7 @@ class LowBitCopies:
     def __init__(self, decoder: Decoder, runner: Runner) -> None:
         self.decoder, self.runner = decoder, runner
         self._lock = threading.Lock()
-        self._copies: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
+        self._made: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
         self._runners: dict[Precision, Runner] = {}
         self._refused: dict[int, str] = {}
 
@@ -100,7 +100,7 @@ class LowBitCopies:
 
     def rounded(self, index: int, form: PackedFormat) -> list[torch.Tensor]:
         """What the weights of a part are rounded to, ``[outputs, inputs]`` of each of its products."""
-        made = self._copies.get((index, form)) or [self._copy(each, form) for each in self._products(index)]
+        made = self._made.get((index, form)) or [self._convert(each, form) for each in self._products(index)]
         return [each.values() for each in made]
 
     def own(self, index: int) -> list[torch.Tensor]:
@@ -118,63 +118,63 @@ class LowBitCopies:
             self._check_sizes(index, form)
 
     def parts(self, precision: Precision) -> list[tuple[int, PackedFormat]]:
-        """The parts of a precision that have copies, each with its format; see ``check``."""
+        """The parts of a precision that have low-bit weights, each with its format; see ``check``."""
         self.check(precision)
         return self._parts(precision)
 
     def bytes(self, precision: Precision) -> int:
-        """What all copies of a precision take, in bytes, whether they have been made or not; see ``check``."""
+        """What all weights of a precision take, in bytes, whether they have been made or not; see ``check``."""
         return sum(self._bytes(*part) for part in self.parts(precision))
 
     def at(self, precision: Precision) -> Runner:
-        """The model at a precision; see ``Target.at``. The copies that it lacks are made."""
+        """The model at a precision; see ``Target.at``. The weights that it lacks are made."""
         if (made := self._runners.get(precision)) is not None:  # asked for by every draft step
             return made
         with self._lock:
             if precision not in self._runners:
-                missing = [part for part in self.parts(precision) if part not in self._copies]
+                missing = [part for part in self.parts(precision) if part not in self._made]
                 self._check_memory(missing)
-                self._make_copies(missing)
+                self._make(missing)
                 self._runners[precision] = self._runner(precision)
             return self._runners[precision]
 
     def release(self, precision: Precision | None) -> None:
-        """Drops all copies but those of one precision, if any. Runners that are in use keep theirs."""
+        """Drops all weights but those of one precision, if any. Runners that are in use keep theirs."""
         with self._lock:
             kept = [] if precision is None else self._parts(precision)
             limit = _limit.get()
-            gone = {part for part in self._copies if part not in kept and (limit is None or (self, part) in limit.made)}
+            gone = {part for part in self._made if part not in kept and (limit is None or (self, part) in limit.made)}
             for part in gone:
-                del self._copies[part]
+                del self._made[part]
                 if limit is not None:
                     del limit.made[self, part]
             self._runners = {of: runner for of, runner in self._runners.items() if gone.isdisjoint(self._parts(of))}
 
-    def _make_copies(self, parts: Sequence[tuple[int, PackedFormat]]) -> None:
-        """Makes the copies of some parts, or none of them where memory runs out."""
+    def _make(self, parts: Sequence[tuple[int, PackedFormat]]) -> None:
+        """Makes the weights of some parts, or none of them where memory runs out."""
         made: dict[tuple[int, PackedFormat], tuple[Product, ...]] = {}
         try:
             for index, form in parts:
-                made[index, form] = tuple(self._copy(each, form) for each in self._products(index))
+                made[index, form] = tuple(self._convert(each, form) for each in self._products(index))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             made.clear()
             raise OutOfMemoryError(
-                f"low-bit copies of the weights do not fit into the memory of '{self.decoder.like.device}'; choose "
+                f"low-bit weights do not fit into the memory of '{self.decoder.like.device}'; choose "
                 "fewer bits, or 16 for the model's own weights"
             ) from None
-        self._copies |= made
+        self._made |= made
         if (limit := _limit.get()) is not None:
             limit.made |= {(self, part): self._bytes(*part) for part in made}
 
     def _runner(self, precision: Precision) -> Runner:
-        """The model, whose copies have been made."""
+        """The model, whose low-bit weights have been made."""
         blocks = [self._block(index, precision.of_sublayer(index)) for index in range(len(self.runner.sublayers))]
         form = precision.of_head()
         head: Function = self.runner.head
         if form is not None and self._lowers(HEAD, form):
-            (head,) = self._copies[HEAD, form]
+            (head,) = self._made[HEAD, form]
         return self.runner.with_products(blocks, head)
 
     def _block(self, index: int, form: PackedFormat | None) -> Sublayer:
@@ -182,10 +182,10 @@ class LowBitCopies:
         if form is None or not self._lowers(index, form):
             return block
         assert isinstance(block, FusedBlock)
-        return block.replaced(products=self._copies[index, form])
+        return block.replaced(products=self._made[index, form])
 
-    def _copy(self, product: Product, form: PackedFormat) -> Product:
-        """A product of a copy of the weights of another."""
+    def _convert(self, product: Product, form: PackedFormat) -> Product:
+        """A product of the weights of another at few bits."""
         packed = PackedWeights.empty(*product.shape, form)
         first = 0
         for values in product.pieces():
@@ -198,7 +198,7 @@ class LowBitCopies:
             parts = range(HEAD, len(self.runner.sublayers))
             own = sorted({product.bits for index in parts for product in self._products(index)})
             raise UnsupportedModelError(
-                f"the weights of this model have {' or '.join(map(str, own))} bits themselves, and no copy would have "
+                f"the weights of this model have {' or '.join(map(str, own))} bits themselves, and no draft would have "
                 "fewer; choose fewer bits, or load the model with more (a GGUF file with unpack)"
             )
 
@@ -211,7 +211,7 @@ class LowBitCopies:
             )
         if device not in ("cpu", "meta"):  # on ``meta`` only shapes are checked
             raise UnsupportedModelError(
-                f"low-bit copies of this runtime run on the CPU, not on '{device}'; use another one, or 16 bits"
+                f"low-bit weights of this runtime run on the CPU, not on '{device}'; use another one, or 16 bits"
             )
         if self.runner.native is None:
             raise UnsupportedModelError(
@@ -263,7 +263,7 @@ class LowBitCopies:
 
     def _check_memory(self, missing: Iterable[tuple[int, PackedFormat]]) -> None:
         needed, limit = sum(self._bytes(*part) for part in missing), _limit.get()
-        what = f"low-bit copies of the weights take {needed:,} bytes"
+        what = f"low-bit weights take {needed:,} bytes"
         remedy = "choose fewer bits, or 16 for the model's own weights"
         if limit is not None and limit.bytes + needed > limit.most:
             left = limit.most - limit.bytes
@@ -271,7 +271,7 @@ class LowBitCopies:
         check_memory(needed, what, remedy, self.decoder.like.device)
 
     def _parts(self, precision: Precision) -> list[tuple[int, PackedFormat]]:
-        """The parts that are copied, each with its format."""
+        """The parts that have low-bit weights, each with its format."""
         forms = [(index, precision.of_sublayer(index)) for index in range(len(self.runner.sublayers))]
         forms.append((HEAD, precision.of_head()))
         return [(index, form) for index, form in forms if form is not None and self._lowers(index, form)]
@@ -291,14 +291,14 @@ class LowBitCopies:
         return sum(form.bytes(*product.shape) for product in self._products(index))
 
 
-class TorchLowBitCopies(LowBitCopies):
-    """Low-bit copies that torch multiplies, of a model whose sublayers are fused blocks; see ``LowBitCopies``."""
+class TorchLowBitWeights(LowBitWeights):
+    """Low-bit weights that torch multiplies, of a model whose sublayers are fused blocks; see ``LowBitWeights``."""
 
     def rounded(self, index: int, form: PackedFormat) -> list[torch.Tensor]:
-        """See ``LowBitCopies``; computed without the product that multiplies them."""
+        """See ``LowBitWeights``; computed without the product that multiplies them."""
         return [_rounded(each.values().to(each.dtype), form) for each in self._products(index)]
 
-    def _copy(self, product: Product, form: PackedFormat) -> Product:
+    def _convert(self, product: Product, form: PackedFormat) -> Product:
         return TorchLowBitProduct(product, form)
 
     def _products(self, index: int) -> Sequence[Product]:
@@ -329,7 +329,7 @@ class TorchLowBitCopies(LowBitCopies):
 
 
 class TorchLowBitProduct(Product):
-    """A product of a low-bit copy of another's weights (4 bits in groups, or 8), by torch's own operators."""
+    """A product of another's weights at few bits (4 bits in groups, or 8), by torch's own operators."""
 
     def __init__(self, product: Product, form: PackedFormat) -> None:
         super().__init__(product.shape, product.dtype, product.bias, Linear(), form.bits)
@@ -383,7 +383,7 @@ def round_to_integers(weight: torch.Tensor, bits: int, group: int) -> tuple[torc
 
 
 def _rounded(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
-    """What a copy of weights ``[outputs, inputs]`` stands for, in their dtype."""
+    """What low-bit weights ``[outputs, inputs]`` stand for, in their dtype."""
     group = _group(form, (len(weight), weight.shape[1]))
     integers, scales = round_to_integers(weight, form.bits, group)
     values = integers.view(len(weight), -1, group) * scales.float()[..., None]
@@ -391,7 +391,7 @@ def _rounded(weight: torch.Tensor, form: PackedFormat) -> torch.Tensor:
 
 
 def torch_bytes(product: Product, form: PackedFormat) -> int:
-    """What a copy of the weights of a product takes, in bytes."""
+    """What the low-bit weights of a product take, in bytes."""
     outputs, inputs = product.shape
     if form.bits == 8:
         return outputs * (inputs + product.dtype.itemsize)

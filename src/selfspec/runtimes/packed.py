@@ -42,7 +42,7 @@ class PackedWeights:
 
     @staticmethod
     def of(weight: torch.Tensor, form: PackedFormat, *, into: "PackedWeights | None" = None) -> "PackedWeights":
-        """Low-bit copies of weights ``[outputs, inputs]``, contiguous, in a dtype that has kernels.
+        """Low-bit weights of ``[outputs, inputs]``, contiguous, in a dtype that has kernels.
 
         The format is a symmetric one. Of some scales near the one that maps the value of largest magnitude to the
         lowest integer, a group gets that of least squared error. Values are rounded to the nearest integer. They are

@@ -1,4 +1,4 @@
-"""At which precision a copy of a model's weights is held: bits, groups, and which parts."""
+"""At which precision low-bit weights are held: bits, groups, and which parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FULL_BITS = 16
 
 @dataclass(frozen=True)
 class Precision:
-    """Precision of a copy of a model's weights.
+    """Precision of low-bit weights.
 
     Attributes:
         attention: bits of the weights of all attention branches: one of ``LOW_BITS``, or 16 for the target's own

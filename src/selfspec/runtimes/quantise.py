@@ -13,7 +13,7 @@ from selfspec.model.decoder import Decoder
 from selfspec.model.families import Family, require_row
 from selfspec.runtimes.formats import PackedFormat
 from selfspec.runtimes.latent import latent_linears
-from selfspec.runtimes.low_bit import LowBitCopies
+from selfspec.runtimes.low_bit import LowBitWeights
 from selfspec.runtimes.mixtures import EXPERT_WEIGHTS, expert_bias
 from selfspec.runtimes.packed import LowBitEmbedding, LowBitExperts, LowBitLinear, PackedWeights
 from selfspec.runtimes.precision import Precision
@@ -117,7 +117,7 @@ def check_quantisable(model: "PreTrainedModel", precision: Precision) -> None:
         )
     with torch.inference_mode(mode=False), torch.no_grad():
         decoder = Decoder(_copy(model, _without_values), require_row(model.config))
-        LowBitCopies(decoder, make_runner(decoder, "compiled")).check(precision)
+        LowBitWeights(decoder, make_runner(decoder, "compiled")).check(precision)
 
 
 def _checked(model: "PreTrainedModel", weights: str | Precision) -> Precision | None:

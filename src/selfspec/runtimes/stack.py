@@ -53,19 +53,19 @@ class _Task:
 
     sublayers: tuple[int, ...]
     capture: Collection[int]
-    copies: Mapping[int, torch.Tensor]
+    last_rows: Mapping[int, torch.Tensor]
     logits: bool
     confidence: bool
 
     def places(self) -> dict[int, int]:
         """For each state the place in ``sublayers`` before which the stream is that state."""
-        return {index: bisect_left(self.sublayers, index) for index in {*self.capture, *self.copies}}
+        return {index: bisect_left(self.sublayers, index) for index in {*self.capture, *self.last_rows}}
 
     def rows(self, places: Mapping[int, int], rows: int) -> dict[int, int]:
         """By place, how many of the last rows are kept."""
         needed: dict[int, int] = {}
         for index, place in places.items():
-            count = rows if index in self.capture else len(self.copies[index])
+            count = rows if index in self.capture else len(self.last_rows[index])
             needed[place] = max(needed.get(place, 0), count)
         return needed
 
@@ -205,7 +205,7 @@ class Stack:
         sublayers: Iterable[int],
         forward: Forward,
         capture: Collection[int] = (),
-        copies: Mapping[int, torch.Tensor] | None = None,
+        last_rows: Mapping[int, torch.Tensor] | None = None,
         *,
         logits: bool = False,
         confidence: bool = False,
@@ -218,13 +218,13 @@ class Stack:
             forward: the rows.
             capture: sublayers ``i`` (0 to ``2L``) before which to keep the residual stream ``h[i]``; a skipped sublayer
                 leaves the stream as it is.
-            copies: by sublayer ``i`` (0 to ``2L``) a tensor ``[k, hidden]`` that receives the last ``k`` rows of
+            last_rows: by sublayer ``i`` (0 to ``2L``) a tensor ``[k, hidden]`` that receives the last ``k`` rows of
                 ``h[i]``, without the others being held.
             logits: whether final norm and LM head follow, in the same call where all of it runs natively.
             confidence: compute the rows' confidences with the logits, if that is cheap here.
         """
         scored, groups = logits and self.native is not None and self.native.has_head, self._groups(forward)
-        task = _Task(tuple(sublayers), capture, copies or {}, scored, confidence)
+        task = _Task(tuple(sublayers), capture, last_rows or {}, scored, confidence)
         if len(groups) > 1:
             output = self._run_groups(groups, hidden_states, forward, task)
         else:
@@ -317,7 +317,7 @@ class Stack:
             else:
                 stream, found = self._run_blocks(stream, sublayers[start:stop], forward, needed)
             states |= {start + place: state for place, state in found.items()}
-        for index, copy in task.copies.items():
+        for index, copy in task.last_rows.items():
             copy.copy_(_last(states.get(places[index], stream), len(copy)))
         captured = {index: states.get(places[index], stream) for index in task.capture}
         return StackOutput(stream, captured, scored)
@@ -358,20 +358,24 @@ class Stack:
         output.captured = {index: torch.empty_like(hidden_states) for index in task.capture}
         for group in groups:
             places = torch.cat([torch.arange(forward.rows)[forward.slices[index]] for index in group])
-            copies = dict(_shares(task.copies, places, forward.rows))
-            ran = self._run(hidden_states[places], forward.only(group), replace(task, copies=copies, logits=False))
+            last_rows = dict(_shares(task.last_rows, places, forward.rows))
+            ran = self._run(
+                hidden_states[places], forward.only(group), replace(task, last_rows=last_rows, logits=False)
+            )
             output.hidden_states[places] = ran.hidden_states
             for index, states in ran.captured.items():
                 output.captured[index][places] = states
-            for index, copy in copies.items():
+            for index, copy in last_rows.items():
                 own = _last(places, len(copy))
-                task.copies[index][own - (forward.rows - len(task.copies[index]))] = copy
+                task.last_rows[index][own - (forward.rows - len(task.last_rows[index]))] = copy
         return output
 
 
-def _shares(copies: Mapping[int, torch.Tensor], places: torch.Tensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+def _shares(
+    last_rows: Mapping[int, torch.Tensor], places: torch.Tensor, rows: int
+) -> Iterator[tuple[int, torch.Tensor]]:
     """For each copy of last rows, an empty tensor for those of them that are among some rows."""
-    for index, copy in copies.items():
+    for index, copy in last_rows.items():
         count = int((places >= rows - len(copy)).sum())
         yield index, copy.new_empty(count, copy.shape[1])
 

@@ -273,13 +273,13 @@ class Target:
     def at(self, precision: Precision | None) -> Runner:
         """This model at a precision, over the same caches and rotations.
 
-        Its products read low-bit copies of their weights, which are made at first use and kept; ``None``, or 16 bits
+        Its products read low-bit weights, which are made at first use and kept; ``None``, or 16 bits
         everywhere, is full precision. A runner has the weights as they were when the target was last prepared: ask
         again at each request.
 
         Raises:
             UnsupportedModelError: the model cannot have it; the message says why.
-            OutOfMemoryError: the copies do not fit into the memory that is available; nothing has been allocated.
+            OutOfMemoryError: the low-bit weights do not fit into the available memory; nothing has been allocated.
         """
         return self._prepared if precision is None or precision.is_full else self._low_bit.at(precision)
 
@@ -288,7 +288,7 @@ class Target:
         self._low_bit.check(precision)
 
     def low_bit_bytes(self, precision: Precision | None) -> int:
-        """What the copies of a precision take, in bytes, whether they have been made or not; 0 at full precision.
+        """What the weights of a precision take, in bytes, whether they have been made or not; 0 at full precision.
 
         Raises:
             UnsupportedModelError: the model cannot have it.
@@ -300,8 +300,8 @@ class Target:
         """Replays that were recorded so far; the time of a round in which one was is not that of its forwards."""
         return 0 if self._prepared.graphs is None else self._prepared.graphs.arenas.recorded
 
-    def release_copies(self, keep: Precision | None = None) -> None:
-        """Drops low-bit copies, but for those of a precision. They are made again where they are asked for."""
+    def release_low_bit(self, keep: Precision | None = None) -> None:
+        """Drops low-bit weights, but for those of a precision. They are made again where they are asked for."""
         self._low_bit.release(keep)
 
     @torch.inference_mode()
@@ -364,7 +364,7 @@ class Target:
         products = [each for block in blocks for each in block.products]
         compiled = [each for each in products if isinstance(each, CompiledProduct)]
         self.cores, self.reading = choose_cores(compiled), choose_reading(compiled)
-        self._low_bit = candidate.copies(self.decoder, self._prepared)
+        self._low_bit = candidate.low_bit(self.decoder, self._prepared)
         if self.trial is not None:
             self._low_bit.refuse(self.trial.refused_bits)
 

@@ -137,7 +137,7 @@ def _version(package: str) -> str | None:
 
 def _warn(what: str) -> None:
     warnings.warn(
-        f"{what}: there is not enough memory; a smaller batch (max_batch) or no low-bit copies (memory_limit=0) leave "
+        f"{what}: there is not enough memory; a smaller batch (max_batch) or no low-bit weights (memory_limit=0) leave "
         "more",
         DeviceMemoryWarning,
         stacklevel=4,

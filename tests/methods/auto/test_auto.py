@@ -14,9 +14,9 @@ from helpers.low_bit_model import SUBLAYERS, random_model
 from helpers.models import prompt
 from selfspec import Engine, SamplingParams
 from selfspec.cli import terminal
-from selfspec.decoding import step
+from selfspec.decoding import round as one_round
 from selfspec.decoding.draft import LayerDraft, Proposal
-from selfspec.errors import InvalidSettingError, NoCopiesWarning, StateError
+from selfspec.errors import InvalidSettingError, NoLowBitWeightsWarning, StateError
 from selfspec.methods.auto import preparation
 from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.method import Auto
@@ -84,10 +84,10 @@ def drafts_of(engine: Engine, prompt_ids: list[int], **params: Any) -> list[str]
     return [str(record.drafted_by) for record in rounds]
 
 
-def test_it_copies_where_the_text_repeats_and_lets_layers_draft_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_looks_up_where_the_text_repeats_and_lets_layers_draft_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, FREE_ROWS, agreement=0.5, draft=RowCosts((1, 64), (0.4, 0.8)))
     kinds = drafts_of(Engine(MODEL, method="auto"), prompt(20) * 2)
-    assert {"copies", "8 bits"} <= set(kinds)
+    assert {"lookup", "8 bits"} <= set(kinds)
 
 
 def test_every_layer_draft_teaches_what_its_forwards_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ class SlowHost(PhaseClock):
 
 
 def test_what_the_host_takes_for_a_draft_makes_no_forward_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "PhaseClock", SlowHost)
+    monkeypatch.setattr(one_round, "PhaseClock", SlowHost)
     give(monkeypatch, FREE_ROWS, agreement=0.5, draft=RowCosts((1, 64), (0.4, 0.8)))
     engine = Engine(MODEL, method="auto")
     costs, forwards, outside = engine.method._ready.layers["greedy"].costs, list[float](), list[float]()
@@ -147,7 +147,9 @@ def test_drafts_of_all_layers_at_few_bits_are_trusted_more(
     assert LOW_BIT_CONFIDENCE.mean > CONFIDENCE.mean
 
 
-def test_copies_that_were_prepared_are_used_at_once_however_long_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_weights_that_were_prepared_are_used_at_once_however_long_they_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("selfspec.methods.auto.layer_drafts._WEIGHTS_A_SECOND", 1e-6)
     give(monkeypatch, FREE_ROWS, agreement=0.9, draft=RowCosts((1, 64), (0.2, 0.4)))
     engine = Engine(MODEL, method="auto")
@@ -165,7 +167,7 @@ def test_weights_are_made_for_what_long_drafts_promise(monkeypatch: pytest.Monke
     engine = Engine(MODEL, method="auto")
     kinds = drafts_of(engine, prompt(20))
     layers = engine.method._ready.layers["greedy"]
-    assert layers.copies.ready == made
+    assert layers.weights.ready == made
     assert kinds[0] == "plain"
 
 
@@ -176,8 +178,8 @@ def test_weights_that_are_quickly_made_are_made_at_load_if_they_promise_to_pay(
     monkeypatch.setattr("selfspec.methods.auto.layer_drafts._NO_TIME", seconds)
     for draft, promises in ((RowCosts((1, 64), (0.45, 0.5)), True), (RowCosts((1, 64), (1.2, 1.3)), False)):
         give(monkeypatch, FREE_ROWS, draft=draft)
-        copies = Engine(MODEL, method="auto").method._ready.layers["greedy"].copies
-        assert copies.ready == (promises and seconds > 0)
+        weights = Engine(MODEL, method="auto").method._ready.layers["greedy"].weights
+        assert weights.ready == (promises and seconds > 0)
 
 
 def test_weights_are_made_for_as_many_tokens_as_answers_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +187,8 @@ def test_weights_are_made_for_as_many_tokens_as_answers_have(monkeypatch: pytest
     monkeypatch.setattr("selfspec.methods.auto.layer_drafts._NO_TIME", 0.0)
     give(monkeypatch, FREE_ROWS, draft=RowCosts((1, 64), (0.2, 0.3)))
     engine, asked = Engine(MODEL, method="auto"), list[int]()
-    copies = engine.method._ready.layers["greedy"].copies
-    monkeypatch.setattr(copies, "make_if_it_pays", lambda saving, tokens: asked.append(tokens) or False)
+    weights = engine.method._ready.layers["greedy"].weights
+    monkeypatch.setattr(weights, "make_if_it_pays", lambda saving, tokens: asked.append(tokens) or False)
     for _ in range(30):
         engine.generate(prompt(20), max_new_tokens=9, ignore_eos=True)
     assert max(asked) == 8
@@ -221,7 +223,7 @@ def test_it_decodes_plainly_where_drafts_cost_more_than_they_bring(monkeypatch: 
 def test_what_is_never_accepted_is_hardly_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, RowCosts((1, 2, 64), (1.0, 1.1, 8.0)), agreement=0.9, draft=RowCosts((1, 64), (0.3, 2.0)))
     wrong = Proposal(torch.tensor([0]), TokenTree.chain(1), confidences=(0.9,))
-    monkeypatch.setattr(step._Drafting, "proposal", lambda *_: wrong)
+    monkeypatch.setattr(one_round._Drafting, "proposal", lambda *_: wrong)
     engine = Engine(MODEL, method="auto")
     result = engine.generate(prompt(20), max_new_tokens=200, ignore_eos=True, temperature=5.0, seed=1)
     assert (
@@ -384,7 +386,7 @@ def test_low_bit_weights_that_are_made_stay_where_costs_are_estimated_again(
     assert ready.trial.assignment == trial.assignment
     assert 0 < ready.trial.costs(1) < ready.preparation.verify(1) < 1.0
     assert ready.made == ready.trial
-    assert {form.bits for _, form in engine.target._low_bit._copies} == {8}
+    assert {form.bits for _, form in engine.target._low_bit._made} == {8}
     plain = Engine(MODEL, method="autoregressive").generate(prompt(20), max_new_tokens=48, ignore_eos=True)
     assert [output.token_ids for output in outputs] == 3 * [plain.token_ids]
 
@@ -434,18 +436,20 @@ def real_preparation(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
 
 
-def test_without_memory_for_copies_it_goes_on_without_them_and_says_so_once(
+def test_without_memory_for_low_bit_weights_it_goes_on_without_them_and_says_so_once(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_preparation(monkeypatch, kept)
     engine = Engine(MODEL, method="auto", settings={"memory_limit": 1e-6})
-    with pytest.warns(NoCopiesWarning, match=r"without low-bit copies .* more than memory_limit allows") as caught:
+    with pytest.warns(
+        NoLowBitWeightsWarning, match=r"without low-bit weights: .* more than memory_limit allows"
+    ) as caught:
         results = [engine.generate(prompt(20), max_new_tokens=12) for _ in range(2)]
     assert len(caught) == 1
     plain = Engine(MODEL, method="autoregressive").generate(prompt(20), max_new_tokens=12)
     assert [result.token_ids for result in results] == 2 * [plain.token_ids]
-    assert not engine.target._low_bit._copies
-    with pytest.warns(NoCopiesWarning):  # another process reads what was kept, and says it too
+    assert not engine.target._low_bit._made
+    with pytest.warns(NoLowBitWeightsWarning):  # another process reads what was kept, and says it too
         Engine(MODEL, method="auto", settings={"memory_limit": 1e-6}).method.prepare()
 
 
@@ -454,40 +458,42 @@ def test_the_terminal_says_it_too(
 ) -> None:
     real_preparation(monkeypatch, kept)
     terminal.prepare_method(Engine(MODEL, method="auto", settings={"memory_limit": 1e-6}))
-    assert capsys.readouterr().err.count("warning: auto drafts without low-bit copies") == 1
+    assert capsys.readouterr().err.count("warning: auto drafts without low-bit weights") == 1
 
 
-def test_who_wants_no_copies_is_not_warned(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_wants_no_low_bit_weights_is_not_warned(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_preparation(monkeypatch, kept)
     engine = Engine(MODEL, method="auto", settings={"memory_limit": 0.0})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.method.prepare()
-    assert not engine.target._low_bit._copies
+    assert not engine.target._low_bit._made
 
 
-def test_copies_for_which_there_is_no_memory_any_more_are_left_out(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_weights_for_which_there_is_no_memory_any_more_are_left_out(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real_preparation(monkeypatch, kept)
     target = Target(MODEL)
     found = Preparation(FREE_ROWS, TriedAssignment(Assignment(FULL, Precision.of(8)), 0.9, CHEAP, ()))
     monkeypatch.setattr(preparation, "_find_out", lambda *_: found)
     assert preparation.prepare(target, AutoSettings()).layers is not None
-    target.release_copies()
+    target.release_low_bit()
     monkeypatch.setattr("selfspec.memory.available_bytes", lambda: 10)
-    with pytest.warns(NoCopiesWarning, match="memory that is available"):
+    with pytest.warns(NoLowBitWeightsWarning, match="memory that is available"):
         prepared = preparation.prepare(target, AutoSettings())
     assert prepared.layers is None
     assert prepared.lacking_bytes == target.low_bit_bytes(Precision.of(8))
 
 
-def test_only_the_copies_that_draft_stay_in_memory() -> None:
+def test_only_the_low_bit_weights_that_draft_stay_in_memory() -> None:
     target = Target(MODEL)
     target.at(Precision.of(8))
     target.at(Precision.of(4))
-    target.release_copies(Precision.of(4))
-    assert {form.bits for _, form in target._low_bit._copies} == {4}
-    target.release_copies()
-    assert not target._low_bit._copies
+    target.release_low_bit(Precision.of(4))
+    assert {form.bits for _, form in target._low_bit._made} == {4}
+    target.release_low_bit()
+    assert not target._low_bit._made
 
 
 def test_what_it_learned_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +508,7 @@ def test_what_it_learned_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest
     assert other.method.state().values == engine.method.state().values
 
 
-def test_a_machine_with_another_layer_draft_takes_the_acceptance_of_copies_alone(
+def test_a_machine_with_another_layer_draft_takes_the_acceptance_of_lookup_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(monkeypatch, FREE_ROWS)
@@ -516,7 +522,7 @@ def test_a_machine_with_another_layer_draft_takes_the_acceptance_of_copies_alone
     fresh = other.method.state().values
     other.load_state(tmp_path / "state")
     loaded = other.method.state().values
-    assert loaded["greedy"]["copies"] == learned["greedy"]["copies"] != fresh["greedy"]["copies"]
+    assert loaded["greedy"]["lookup"] == learned["greedy"]["lookup"] != fresh["greedy"]["lookup"]
     assert learned["greedy"]["confident"] != loaded["greedy"]["confident"] == fresh["greedy"]["confident"]
 
 

@@ -14,10 +14,10 @@ from selfspec.planning.acceptance_tables import (
     CONFIDENCE,
     MATCH_LENGTH,
     AcceptanceRate,
-    Copies,
-    CopiesToAppend,
-    CopiesToConfirm,
     Feature,
+    Lookup,
+    LookupToAppend,
+    LookupToConfirm,
 )
 
 TWO = Feature(edges=(0.5,), prior=(0.2, 0.8))
@@ -76,19 +76,19 @@ def test_damaged_states_are_refused(damaged: object) -> None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.lists(st.integers(0, 2), max_size=30))
-def test_every_token_of_the_text_scores_the_copies(prompt: list[int], output: list[int]) -> None:
+def test_every_token_of_the_text_scores_lookup(prompt: list[int], output: list[int]) -> None:
     shared = AcceptanceRate(MATCH_LENGTH)
-    copies = Copies(prompt, shared.of_request())
+    lookup = Lookup(prompt, shared.of_request())
     expected = AcceptanceRate(MATCH_LENGTH)
     text = list(prompt)
     for token in output:
         match = longest_match(text)
-        assert copies.match_length == match
+        assert lookup.match_length == match
         if match:
-            assert any(copies.tokens(copies.match_after(), 1) == [text[end]] for end in ends(text, match))
-            expected.note(copies.tokens(copies.match_after(), 1) == [token], match)
+            assert any(lookup.tokens(lookup.match_after(), 1) == [text[end]] for end in ends(text, match))
+            expected.note(lookup.tokens(lookup.match_after(), 1) == [token], match)
         text.append(token)
-        copies.extend([token])
+        lookup.extend([token])
     assert shared.to_lists() == expected.to_lists()
 
 
@@ -104,44 +104,44 @@ def ends(text: list[int], length: int) -> list[int]:
 
 
 def test_the_probability_of_copied_tokens_falls_with_their_number() -> None:
-    copies = Copies([1, 2, 3, 4, 1, 2, 3], AcceptanceRate(MATCH_LENGTH).of_request())
-    survival = copies.survival(copies.match_after(), 4)
-    assert copies.match_length == 3
+    lookup = Lookup([1, 2, 3, 4, 1, 2, 3], AcceptanceRate(MATCH_LENGTH).of_request())
+    survival = lookup.survival(lookup.match_after(), 4)
+    assert lookup.match_length == 3
     prior = MATCH_LENGTH.prior
     assert survival == pytest.approx(
         [prior[2], prior[2] * prior[3], prior[2] * prior[3] * prior[4], prior[2] * prior[3] * prior[4] ** 2]
     )
-    assert copies.tokens(copies.match_after(), 4) == [4, 1, 2, 3] == continuation([1, 2, 3, 4, 1, 2, 3], 3, 4)
+    assert lookup.tokens(lookup.match_after(), 4) == [4, 1, 2, 3] == continuation([1, 2, 3, 4, 1, 2, 3], 3, 4)
     assert without_match([1, 2, 3]) == []
 
 
 def without_match(text: list[int]) -> list[float]:
-    copies = Copies(text, AcceptanceRate(MATCH_LENGTH).of_request())
-    return copies.survival(copies.match_after(), 4)
+    lookup = Lookup(text, AcceptanceRate(MATCH_LENGTH).of_request())
+    return lookup.survival(lookup.match_after(), 4)
 
 
 @given(st.integers(1, 40), st.integers(0, 32))
 def test_what_is_hardly_likely_is_left_out(match: int, count: int) -> None:
     acceptance = AcceptanceRate(MATCH_LENGTH).of_request()
-    copies = Copies([0], acceptance)
-    survival = copies.survival(Match(match, 0), count)
+    lookup = Lookup([0], acceptance)
+    survival = lookup.survival(Match(match, 0), count)
     every = list(accumulate((acceptance.rate(match + copied) for copied in range(count)), mul))
     assert survival == pytest.approx([probability for probability in every if probability >= 0.02])
-    assert not copies.survival(Match(0, 0), count)
+    assert not lookup.survival(Match(0, 0), count)
 
 
 SECONDS = st.lists(st.floats(0.5, 2.0), min_size=36, max_size=36).map(lambda seconds: (0.0, *seconds))
 
 
 @given(SECONDS, st.floats(0.1, 3.0), st.floats(0.3, 0.99), st.lists(st.floats(0.3, 1.0), min_size=1, max_size=9))
-def test_as_many_copies_follow_a_draft_as_are_worth_most(
+def test_as_many_tokens_follow_a_draft_as_are_worth_most(
     verify: tuple[float, ...], rate: float, acceptance: float, confidences: list[float]
 ) -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8] * 3
     drafted = text[: len(confidences)]
-    copies = Copies(text, AcceptanceRate(Feature((), (acceptance,))).of_request())
-    confirm, longest = CopiesToConfirm(copies, (0.0, *[0.1] * 36), 0.0), 0.1 * len(drafted) + 1.6
-    appended = CopiesToAppend(copies, confirm, lambda confidence: confidence, verify, rate, longest)(
+    lookup = Lookup(text, AcceptanceRate(Feature((), (acceptance,))).of_request())
+    confirm, longest = LookupToConfirm(lookup, (0.0, *[0.1] * 36), 0.0), 0.1 * len(drafted) + 1.6
+    appended = LookupToAppend(lookup, confirm, lambda confidence: confidence, verify, rate, longest)(
         drafted, confidences
     )
     right, rows = reduce(mul, confidences), 1 + len(drafted)
@@ -149,16 +149,16 @@ def test_as_many_copies_follow_a_draft_as_are_worth_most(
     def worth(count: int) -> float:
         return right * sum(acceptance**more for more in range(1, count + 1)) - rate * verify[rows + count]
 
-    most = len(copies.survival(copies.match_after(drafted), 32 - len(drafted)))
+    most = len(lookup.survival(lookup.match_after(drafted), 32 - len(drafted)))
     allowed = [count for count in range(1, most + 1) if verify[rows + count] <= 1.6]
     assert worth(len(appended)) == pytest.approx(max(map(worth, [0, *allowed])))
     assert not appended or verify[rows + len(appended)] <= 1.6
     assert list(appended) == (3 * text)[len(drafted) : len(drafted) + len(appended)]
 
 
-def test_nothing_follows_a_draft_after_which_no_copy_is_known() -> None:
-    copies = Copies([1, 2, 3], AcceptanceRate(MATCH_LENGTH).of_request())
+def test_nothing_follows_a_draft_after_which_lookup_finds_none() -> None:
+    lookup = Lookup([1, 2, 3], AcceptanceRate(MATCH_LENGTH).of_request())
     verify = (0.0, *[1.0] * 36)
-    append = CopiesToAppend(copies, CopiesToConfirm(copies, verify, 0.0), lambda _: 1.0, verify, 1.0, 9.0)
+    append = LookupToAppend(lookup, LookupToConfirm(lookup, verify, 0.0), lambda _: 1.0, verify, 1.0, 9.0)
     assert append([4], [1.0]) == ()
     assert append([1], [1.0]) == (2, 3)

@@ -27,14 +27,14 @@ def play(tokens: int, accept: Accept, delta: float, hopes: tuple[float, float]) 
         tokens: to write.
         accept: decides what is accepted.
         delta: of the allowance.
-        hopes: acceptance that is always expected of copies and of layer drafts.
+        hopes: acceptance that is always expected of lookup and of layer drafts.
     """
     allowance, written, seconds = Allowance(delta, CREDIT), 0, 0.0
     survival = list(accumulate([hopes[0]] * 32, lambda product, rate: product * rate))
     while written < tokens:
         longest = allowance.longest(STEP)
         rate = plain(VERIFY).tokens_per_second
-        plan, forward = fill_rows(Known("copies", [0] * 32, survival), VERIFY, rate, longest, 0.0, 1.0).plan, 0.0
+        plan, forward = fill_rows(Known("lookup", [0] * 32, survival), VERIFY, rate, longest, 0.0, 1.0).plan, 0.0
         if fits := most_that_fits(DRAFT[1], VERIFY, longest):
             policy = DraftPolicy(Outlook(np.ones(1), np.array([hopes[1]])), DRAFT[1], VERIFY, rate, fits)
             if policy.plan.worth(rate) > plan.worth(rate):

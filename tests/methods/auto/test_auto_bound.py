@@ -16,7 +16,7 @@ from selfspec.decoding.draft import Draft, LayerDraft, NoDraft, Proposal, RunRou
 from selfspec.decoding.drafter import Feedback, Prefill
 from selfspec.methods.auto.drafting import AutoDrafter, LayerChoice
 from selfspec.methods.auto.known import Experience, KnownTokens
-from selfspec.methods.auto.layer_drafts import LateCopies
+from selfspec.methods.auto.layer_drafts import LateWeights
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.auto.together import plan_together
 from selfspec.model.kept import KeptSet
@@ -25,10 +25,10 @@ from selfspec.planning.acceptance_tables import (
     MATCH_LENGTH,
     PROBABILITY,
     AcceptanceRate,
-    Copies,
-    CopiesToAppend,
-    CopiesToConfirm,
     Feature,
+    Lookup,
+    LookupToAppend,
+    LookupToConfirm,
 )
 from selfspec.planning.allowance import CREDIT, CREDITED, Backoff
 from selfspec.planning.plans import PADDING
@@ -457,7 +457,7 @@ def test_a_draft_that_is_right_is_much_faster() -> None:
 
 
 def test_layers_draft_though_known_tokens_are_always_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies are tried again as soon as a little time comes back; the layers, which need more, need it saved up."""
+    """Lookup are tried again as soon as a little time comes back; the layers, which need more, need it saved up."""
     monkeypatch.setitem(globals(), "VERIFY", RowCosts((1, 2, 32), (STEP, 1.1 * STEP, 4.1 * STEP)))
     drafted, source = [0], random.Random(0)
 
@@ -473,7 +473,7 @@ def test_layers_draft_though_known_tokens_are_always_wrong(monkeypatch: pytest.M
     for moment in play(300, [Adversary(accepts, confidence, token=few_tokens())], 0.02):
         kinds += moment.parts
         assert moment.seconds <= most(moment.written, 0.02, STEP)
-    assert kinds.count("copies") > 2
+    assert kinds.count("lookup") > 2
     assert kinds.count(LAYERS.name) > 50
     assert moment.seconds < 0.96 * moment.written * STEP
 
@@ -493,15 +493,15 @@ def test_rows_are_filled_up_where_more_take_less_time(monkeypatch: pytest.Monkey
 
 def test_a_layer_draft_is_filled_up_where_more_rows_take_less_time() -> None:
     """Two drafted tokens are verified in four rows."""
-    copies = Copies((1, 2, 3), AcceptanceRate(MATCH_LENGTH).of_request())
+    lookup = Lookup((1, 2, 3), AcceptanceRate(MATCH_LENGTH).of_request())
     costs, fills = LiveCosts(RowCosts((1, 2, 3, 4, 32), (1.0, 1.1, 1.3, 1.1, 4.0))).filled_up()
-    confirm = CopiesToConfirm(copies, DRAFT.table(), 0.0)
-    append = CopiesToAppend(copies, confirm, lambda _: 0.9, costs, 1.0, 9.0, lambda rows: fills[rows])
+    confirm = LookupToConfirm(lookup, DRAFT.table(), 0.0)
+    append = LookupToAppend(lookup, confirm, lambda _: 0.9, costs, 1.0, 9.0, lambda rows: fills[rows])
     assert list(append([7, 8], [0.9, 0.9])) == [PADDING]
     assert list(append([7, 8, 9], [0.9, 0.9, 0.9])) == []
 
 
-def test_layers_draft_after_a_lucky_copy_as_before() -> None:
+def test_layers_draft_after_a_lucky_lookup_as_before() -> None:
     """Time is worth the pace of what is to come, not that of the copy: no plain steps until that is forgotten."""
     rounds, tokens = itertools.count(), itertools.count(100)
 
@@ -513,7 +513,7 @@ def test_layers_draft_after_a_lucky_copy_as_before() -> None:
     adversary = Adversary(accepts, confidence=lambda: 0.8, token=lambda: next(tokens))
     moments = list(play(200, [adversary], 0.02))
     first, *later = [part for moment in moments for part in moment.parts]
-    assert first == "copies"
+    assert first == "lookup"
     assert moments[0].written > 5
     assert {*later} == {LAYERS.name}
 
@@ -551,12 +551,12 @@ def test_long_texts_of_several_sequences_stay_within_the_bound(
 
 
 def test_guesses_cost_no_more_than_they_may() -> None:
-    copies = Copies((*PROMPT, 3), AcceptanceRate(Feature((), (0.99,))).of_request())
-    free = CopiesToConfirm(copies, DRAFT.table(), 1.0)
+    lookup = Lookup((*PROMPT, 3), AcceptanceRate(Feature((), (0.99,))).of_request())
+    free = LookupToConfirm(lookup, DRAFT.table(), 1.0)
     assert len(free(())) == 7
     row = DRAFT(8) - DRAFT(1)
     assert free.seconds == pytest.approx(row)
-    limited = CopiesToConfirm(copies, DRAFT.table(), 1.5 * row)
+    limited = LookupToConfirm(lookup, DRAFT.table(), 1.5 * row)
     assert [len(limited(())) for _ in range(3)] == [7, 0, 0]
 
 
@@ -580,17 +580,17 @@ class Reading(Clock):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(0.0)
-        read = Copies.read
+        read = Lookup.read
 
-        def timed(copies: Copies, token_ids: Sequence[int]) -> None:
+        def timed(lookup: Lookup, token_ids: Sequence[int]) -> None:
             self.now += 2.5e-6 * len(token_ids)
-            read(copies, token_ids)
+            read(lookup, token_ids)
 
-        monkeypatch.setattr(Copies, "read", timed)
+        monkeypatch.setattr(Lookup, "read", timed)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0.01 * 64 * STEP), (20.0, 30_001 * 2.5e-6)])
-def test_a_long_prompt_is_read_for_copies_in_a_small_share_of_the_time(
+def test_a_long_prompt_is_read_for_lookup_in_a_small_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: float
 ) -> None:
     """On the clock, and not before a round is planned; what takes little beside the prompt's own time is free."""
@@ -602,7 +602,7 @@ def test_a_long_prompt_is_read_for_copies_in_a_small_share_of_the_time(
     assert clock.now == 0.0
     drafter.plan()
     assert clock.now == pytest.approx(expected, rel=0.01)
-    assert drafter._known.copies._text._own.tokens[-2:] == [29_999, 7]
+    assert drafter._known.lookup._text._own.tokens[-2:] == [29_999, 7]
     assert drafter._allowance._spent == pytest.approx(0.0 if seconds else clock.now)
     assert drafter._planned == pytest.approx(0.0), "it is no planning, as it happens once"
 
@@ -611,7 +611,7 @@ def test_making_weights_is_no_planning() -> None:
     """It takes fifty steps in a round that begins a run; the next round drafts."""
     clock = Clock(0.0)
 
-    class Slow(LateCopies):
+    class Slow(LateWeights):
         def __init__(self) -> None:
             super().__init__()
             self.ready = False
@@ -626,7 +626,7 @@ def test_making_weights_is_no_planning() -> None:
     drafter = AutoDrafter(prefill, experience, LiveCosts(VERIFY), layers, 0.02, clock)
     draft = drafter.plan()
     assert isinstance(draft, NoDraft | TokenDraft)
-    assert layers.copies.ready
+    assert layers.weights.ready
     played = list(play_run([drafter], [draft], [Adversary(lambda _: 0, token=different())], 0.0, 1, clock))
     assert len(played) == 1
     assert not isinstance(drafter.plan(), NoDraft)

@@ -92,7 +92,7 @@ def test_a_seed_gives_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert accepted(found) > 5
 
 
-def test_copies_draft_where_the_text_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_drafts_where_the_text_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, RowCosts((1, 64), (0.1, 0.2)))
     model = load(save_with_head("llama", tmp_path))
     engine, prompt = Engine(model), PROMPTS[0]
@@ -103,7 +103,7 @@ def test_copies_draft_where_the_text_repeats(tmp_path: Path, monkeypatch: pytest
         assert found.token_ids == greedy(model, each)
         by.append({own.drafted_by for own in found.rounds if own.accepted})
     assert "mtp" in by[0]
-    assert "copies" in by[1]
+    assert "lookup" in by[1]
 
 
 def test_a_head_that_costs_more_than_a_step_does_not_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_it_drafts_with_weights_of_eight_bits_where_they_may_be_made(
     head = engine.method._head
     assert head is not None
     assert (head.precision is None) is (limit == 0.0)
-    assert bool(head.own._low_bit._copies) is (limit is None)
+    assert bool(head.own._low_bit._made) is (limit is None)
 
 
 @needs_kernels

@@ -1,9 +1,9 @@
-"""What ``auto`` knows of the coming tokens: copies, and what a probe chose, which say more together."""
+"""What ``auto`` knows of the coming tokens: prompt lookup, and what a probe chose, which say more together."""
 
 import pytest
 
 from selfspec.decoding.drafter import Prefill
-from selfspec.methods.auto.known import COPIES, GUESS, Experience, KnownTokens
+from selfspec.methods.auto.known import LOOKUP, PROBED, Experience, KnownTokens
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.planning.acceptance_tables import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 
@@ -22,22 +22,22 @@ def known_tokens(experience: Experience) -> KnownTokens:
     return known
 
 
-def guess(known: KnownTokens, token: int, confidence: float) -> None:
+def probed(known: KnownTokens, token: int, confidence: float) -> None:
     """A probe of the last round chose a token."""
-    known.read_guess((token, confidence))
+    known.read_probe((token, confidence))
 
 
-def test_a_copy_that_a_probe_chose_too_is_likelier_than_either() -> None:
+def test_a_token_that_lookup_and_a_probe_give_is_likelier_than_either() -> None:
     known = known_tokens(experience_of())
     copied = known.likeliest()
-    assert copied.name == COPIES
+    assert copied.name == LOOKUP
     assert copied.token_ids[:3] == [2, 3, 4]
-    guess(known, 7, 0.5)
+    probed(known, 7, 0.5)
     other = known.likeliest()
-    assert (other.name, list(other.token_ids)) == (GUESS, [7])
-    guess(known, 2, 0.5)
+    assert (other.name, list(other.token_ids)) == (PROBED, [7])
+    probed(known, 2, 0.5)
     agreed = known.likeliest()
-    assert (agreed.name, agreed.token_ids) == (COPIES, copied.token_ids)
+    assert (agreed.name, agreed.token_ids) == (LOOKUP, copied.token_ids)
     assert agreed.survival[0] > 0.7, "much more than if one of the two were right by chance"
     assert agreed.survival[0] > copied.survival[0] + other.survival[0]
     ratios = [own / before for own, before in zip(agreed.survival, copied.survival, strict=True)]
@@ -51,45 +51,45 @@ def test_how_often_both_are_right_is_learned(right: bool) -> None:
     before = experience.agreed.rate(1)
     for _ in range(40):
         text = known_tokens(experience)
-        guess(text, 2, 0.5)
+        probed(text, 2, 0.5)
         text.extend([2 if right else 5])
-        guess(text, 77, 0.5)  # no copy
+        probed(text, 77, 0.5)  # no copy
         text.extend([3])
     assert (experience.agreed.rate(1) > before) == right
-    guess(known, 2, 0.5)
+    probed(known, 2, 0.5)
     assert known.likeliest().survival[0] == pytest.approx(experience.agreed.rate(1))
 
 
-def test_a_guess_that_copies_say_too_promises_nothing() -> None:
+def test_a_probe_that_lookup_confirms_promises_nothing() -> None:
     """What a probe is worth is what it says beyond them, lately."""
     known, experience = known_tokens(experience_of()), experience_of()
-    first = known.gain_of_guess(0.0, 1.0)
-    assert first == pytest.approx(experience.guesses.outlook().mean)
+    first = known.gain_of_probe(0.0, 1.0)
+    assert first == pytest.approx(experience.probes.outlook().mean)
     for token in (2, 3, 4, 9, 8) * 4:
-        guess(known, token, 0.5)
+        probed(known, token, 0.5)
         known.extend([token])
         if token == 8:
             known.extend([1])
-    copied = known.gain_of_guess(0.0, 1.0)
-    rate = known._guesses.outlook().mean
+    copied = known.gain_of_probe(0.0, 1.0)
+    rate = known._probes.outlook().mean
     assert copied < 0.25 * rate
     for token in range(100, 140):
-        guess(known, token, 0.5)
+        probed(known, token, 0.5)
         known.extend([token])
-    assert known.gain_of_guess(0.0, 1.0) > 0.8 * known._guesses.outlook().mean
-    before = known.gain_of_guess(0.0, 1.0) / known._guesses.outlook().mean
-    guess(known, 5, 0.5)
+    assert known.gain_of_probe(0.0, 1.0) > 0.8 * known._probes.outlook().mean
+    before = known.gain_of_probe(0.0, 1.0) / known._probes.outlook().mean
+    probed(known, 5, 0.5)
     known.extend([6])
-    assert known.gain_of_guess(0.0, 1.0) == pytest.approx(before * known._guesses.outlook().mean), "it was wrong"
+    assert known.gain_of_probe(0.0, 1.0) == pytest.approx(before * known._probes.outlook().mean), "it was wrong"
 
 
-def test_that_copies_say_what_guesses_say_is_forgotten() -> None:
+def test_that_lookup_gives_what_probes_give_is_forgotten() -> None:
     known = known_tokens(experience_of())
     for token in (2, 3, 4, 9, 8):
-        guess(known, token, 0.5)
+        probed(known, token, 0.5)
         known.extend([token])
-    low = known.gain_of_guess(0.0, 1.0)
+    low = known.gain_of_probe(0.0, 1.0)
     known.fade(0.5)
-    assert low < known.gain_of_guess(0.0, 1.0) < known._guesses.outlook().mean
+    assert low < known.gain_of_probe(0.0, 1.0) < known._probes.outlook().mean
     known.fade(1.0)
-    assert known.gain_of_guess(0.0, 1.0) == pytest.approx(known._guesses.outlook().mean)
+    assert known.gain_of_probe(0.0, 1.0) == pytest.approx(known._probes.outlook().mean)

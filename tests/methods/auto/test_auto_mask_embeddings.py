@@ -18,7 +18,7 @@ from selfspec.runtimes.target import Target
 
 @pytest.mark.parametrize("rates", [(0.1, 0.08, 0.2), (0.31, 0.36, 0.02), (0.3, 0.0, 0.0)])
 @pytest.mark.parametrize(("guesses", "share"), [(100, 0.75), (2000, 0.93)])
-def test_guesses_are_soon_nearly_as_good_as_with_the_best_embedding(
+def test_probes_are_soon_nearly_as_good_as_with_the_best_embedding(
     rates: tuple[float, ...], guesses: int, share: float
 ) -> None:
     expected = 0.0

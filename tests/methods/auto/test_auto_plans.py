@@ -14,7 +14,7 @@ from selfspec.planning.plans import (
     Known,
     best_guesses,
     fill_rows,
-    gain_of_guess,
+    gain_of_probe,
     most_that_fits,
     plain,
     share_rows,
@@ -39,7 +39,7 @@ def test_as_many_tokens_are_verified_as_are_worth_most(
     acceptances: list[float], verify: CostTable, longest: float, pace: float
 ) -> None:
     survival, rate = survival_of(acceptances), pace / verify[1]
-    known = Known("copies", list(range(len(acceptances))), survival)
+    known = Known("lookup", list(range(len(acceptances))), survival)
     worth = {
         n: 1 + sum(survival[:n]) - rate * verify[n + 1]
         for n in range(min(len(survival), MOST_DRAFTED) + 1)
@@ -56,7 +56,7 @@ def test_as_many_tokens_are_verified_as_are_worth_most(
 def test_probes_stand_where_they_pay(acceptances: list[float], verify: RowCosts, pace: float, gain: float) -> None:
     survival, table = survival_of(acceptances), verify.table()
     rate = pace / table[1]
-    filled = fill_rows(Known("copies", list(range(len(survival))), survival), table, rate, math.inf, gain, 1.0)
+    filled = fill_rows(Known("lookup", list(range(len(survival))), survival), table, rate, math.inf, gain, 1.0)
     count, probed = filled.plan.length, filled.probed
     assert len(probed) <= MOST_PROBES
     assert all(0 <= row <= count for row in probed)
@@ -75,21 +75,21 @@ def test_probes_stand_where_they_pay(acceptances: list[float], verify: RowCosts,
 
 def test_a_dip_is_used() -> None:
     verify = [0.0, 1.0, 1.6, 1.6, 1.6, 0.9, *[2.0] * 31]
-    known = Known("copies", [1, 2, 3, 4], [0.5, 0.1, 0.05, 0.02])
+    known = Known("lookup", [1, 2, 3, 4], [0.5, 0.1, 0.05, 0.02])
     assert fill_rows(known, verify, 1.0, math.inf, 0.0, 1.0).plan.length == 4
 
 
 def test_what_is_not_trusted_counts_less() -> None:
-    known, verify = Known("copies", [1], [0.4]), [0.0, 1.0, 1.3, *[2.0] * 34]
+    known, verify = Known("lookup", [1], [0.4]), [0.0, 1.0, 1.3, *[2.0] * 34]
     assert fill_rows(known, verify, 1.0, math.inf, 0.0, 1.0).plan.length == 1
     assert fill_rows(known, verify, 1.0, math.inf, 0.0, 0.5).plan.length == 0
 
 
-def test_a_guess_is_worth_what_its_row_does_not_cost() -> None:
+def test_a_probe_is_worth_what_its_row_does_not_cost() -> None:
     outlook = AcceptanceRate(PROBABILITY).outlook()
-    assert gain_of_guess(outlook, 0.0, 1.0) == pytest.approx(outlook.mean)
-    assert 0 < gain_of_guess(outlook, 0.3, 1.0) < outlook.mean
-    assert gain_of_guess(outlook, 1.0, 1.0) == 0
+    assert gain_of_probe(outlook, 0.0, 1.0) == pytest.approx(outlook.mean)
+    assert 0 < gain_of_probe(outlook, 0.3, 1.0) < outlook.mean
+    assert gain_of_probe(outlook, 1.0, 1.0) == 0
 
 
 @given(rising, rising, st.floats(0.1, 40.0))
@@ -109,7 +109,7 @@ def test_guesses_make_drafting_as_cheap_as_they_can(acceptances: list[float], dr
 
 def test_plain_decoding_is_what_nothing_beats_where_drafts_are_dear() -> None:
     verify = RowCosts((1, 2), (1.0, 2.0)).table()
-    filled = fill_rows(Known("copies", [1, 2], [0.5, 0.2]), verify, 1.0, math.inf, 0.3, 1.0)
+    filled = fill_rows(Known("lookup", [1, 2], [0.5, 0.2]), verify, 1.0, math.inf, 0.3, 1.0)
     assert (filled.plan, filled.probed) == (plain(verify), ())
 
 

@@ -67,7 +67,7 @@ def test_what_is_not_looked_for_could_not_have_paid(
     verify, draft = verifying.table(count), drafting.table(count)
     best = plain(verify).tokens_per_second
     rate = share * min(1.0, least_acceptance(verify))
-    known = Known("copies", [1] * copied, [rate ** (index + 1) for index in range(copied)])
+    known = Known("lookup", [1] * copied, [rate ** (index + 1) for index in range(copied)])
     filled = fill_rows(known, verify, best, float("inf"), 0.0, 1.0)
     assert filled.plan.tokens_per_second <= best * (1 + 1e-9)
     rate = share * min(1.0, least_acceptance_of_layers(verify, draft, gain))
@@ -132,9 +132,9 @@ def parts_of(drafters: list[AutoDrafter], host: HostTime | None = None) -> list[
     return [draft.name for draft in plan_together(drafters, host or after_plain_rounds()) if draft.name is not None]
 
 
-def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> None:
+def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_looks_up_again() -> None:
     """Where each row costs what a token costs; tokens not looked at meanwhile are read before the next plan."""
-    for costs, expected in ((LINEAR, "plain"), (CHEAP, "copies")):
+    for costs, expected in ((LINEAR, "plain"), (CHEAP, "lookup")):
         assert parts_of(drafters_of(costs, 4)) == 4 * [expected]
     steps = RowCosts((1, 4, 32), (1.0, 1.1, 31.0))
     drafters = drafters_of(steps, 16)
@@ -144,9 +144,9 @@ def test_a_full_batch_is_decoded_plainly_and_a_smaller_one_copies_again() -> Non
             drafter.learn(feedback_of(tokens, len(tokens) * steps(16) / 16))
     assert drafters[0].verify_costs.factor == pytest.approx(1.0), "each step took what it was expected to take"
     assert all(drafter._known._unread for drafter in drafters)
-    assert parts_of(drafters[:1]) == ["copies"]
-    assert drafters[0]._known.copies.match_length == 13
-    assert drafters[0]._known.copies._text._own.tokens[-5:] == [1, 2, 3, 4, 1]
+    assert parts_of(drafters[:1]) == ["lookup"]
+    assert drafters[0]._known.lookup.match_length == 13
+    assert drafters[0]._known.lookup._text._own.tokens[-5:] == [1, 2, 3, 4, 1]
 
 
 def test_what_is_forgotten_while_nothing_is_sought_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,14 +212,14 @@ def test_reading_the_prompts_of_a_batch_counts_as_lost_once_and_not_among_what_r
 
         drafter._known.read_prompt = timed  # type: ignore[method-assign]
     left = host.allowance._left[2]
-    assert parts_of(drafters, host) == 2 * ["copies"]
+    assert parts_of(drafters, host) == 2 * ["lookup"]
     for drafter in drafters:
         seconds = PhaseSeconds(verify=CHEAP(10) / 2, select=0.3)
         assert drafter._round is not None
         tokens = (1,)
         accepted = Acceptance((0,), tokens)
         proposal = Proposal(np.array([9] * 4), TokenTree.chain(4))
-        drafter.learn(Feedback(NoDraft(name="copies"), proposal, accepted, nothing, {}, seconds))
+        drafter.learn(Feedback(NoDraft(name="lookup"), proposal, accepted, nothing, {}, seconds))
     assert left - host.allowance._left[2] > 0.6 / CHEAP(2)
     assert host._known[2].mean == pytest.approx(0.0)
 
@@ -278,7 +278,7 @@ def test_rounds_of_a_run_are_planned_when_the_last_one_of_all_is_known() -> None
     for drafter in drafters:
         drafter._catch_up()
         for token in range(100, 130):
-            drafter._known.copies.extend([token])
+            drafter._known.lookup.extend([token])
     drafts = plan_together(drafters, after_plain_rounds())
     assert [draft.name for draft in drafts] == ["plain", "plain"]
     laters = []
@@ -318,7 +318,7 @@ def test_time_that_drafts_take_beside_forwards_is_paid_by_what_they_save() -> No
         host.note(4, 0.1, sought=False, drafted=False)
         host.note(4, 0.12, drafted=True)
     assert host.of_drafts(4) == pytest.approx(0.02)
-    assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["copies"]
+    assert parts_of(drafters_of(CHEAP, 4), host) == 4 * ["lookup"]
     for _ in range(60):
         host.note(4, 9.0, drafted=False)  # of neither kind
         host.note(4, 20.0, drafted=True)
@@ -347,8 +347,8 @@ def test_a_request_without_known_tokens_waits_for_one_that_has_many() -> None:
     drafters = drafters_of(CHEAP, 2)
     drafters[1]._catch_up()
     for token in range(100, 130):
-        drafters[1]._known.copies.extend([token])
+        drafters[1]._known.lookup.extend([token])
     drafts = plan_together(drafters, after_plain_rounds())
-    assert [draft.name for draft in drafts] == ["copies", "plain"]
+    assert [draft.name for draft in drafts] == ["lookup", "plain"]
     assert isinstance(drafts[0], TokenDraft)
     assert len(drafts[0].token_ids) > 3

@@ -109,7 +109,7 @@ def played_layers(world: World, policy: DraftPolicy) -> tuple[float, float]:
 
 def planned_round(world: World, survival: tuple[float, ...], rate: float) -> tuple[float, float]:
     """Tokens and seconds of the round that ``auto`` plans."""
-    known = Known("copies", [0] * len(survival), survival)
+    known = Known("lookup", [0] * len(survival), survival)
     filled = fill_rows(known, world.verify, rate, float("inf"), 0.0, 1.0)
     policy = DraftPolicy(world.outlook, world.draft, world.verify, rate, LIMIT)
     layers = policy.plan

@@ -51,7 +51,7 @@ class ChangedModel:
         total = self._target.sublayer_count
         sublayers = tuple(bits if index == component else FULL_BITS for index in range(total))
         head = bits if component == total else FULL_BITS
-        self._target.release_copies()
+        self._target.release_low_bit()
         return self._target.at(MixedPrecision(head=head, group=self._group, sublayers=sublayers))
 
 
@@ -81,7 +81,7 @@ def measure_losses(
             break
         tried = bits if component == total else (*bits, SKIP)
         measured[component] = {FULL_BITS: 0.0, **{choice: model.loss(component, choice) for choice in tried}}
-    target.release_copies()
+    target.release_low_bit()
     return [measured[_nearest(component, total, measured)] for component in range(total + 1)]
 
 

@@ -81,7 +81,7 @@ def measure_plan(target: Target, conditions: Conditions) -> Found:
         outside=profiles[FULL_BITS].embedding,
         longest=conditions.max_draft_length,
     )
-    target.release_copies()
+    target.release_low_bit()
     return Found(plan, plan.tokens_per_second * verify(1) > 1)
 
 
@@ -109,19 +109,19 @@ def _profiles(target: Target, conditions: Conditions) -> dict[int, LatencyProfil
         keep_latencies(target, own)
     profiles = {FULL_BITS: own}
     for bits in LOW_BITS:
-        target.release_copies()
+        target.release_low_bit()
         try:
             profiles[bits] = kept_latencies(target, Precision.of(bits, conditions.group))
         except OutOfMemoryError:
             continue
-    target.release_copies()
+    target.release_low_bit()
     return profiles
 
 
 def _agreement(target: Target, candidate: Candidate, text: OwnText, conditions: Conditions) -> float:
     """How often a candidate and the target choose the same token, on the text."""
     plan = Plan(candidate.bits, 1, 0.0, 0.0, 0.0)
-    target.release_copies()
+    target.release_low_bit()
     model, rows = target.at(plan.precision(conditions.group)), len(text.token_ids)
     forward = target.lay_out(target.new_sequence(rows, rows, rows), rows)
     states = model.run(target.embed(text.token_ids, forward), plan.kept.sublayers, forward).hidden_states

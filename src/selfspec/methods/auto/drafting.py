@@ -37,7 +37,7 @@ _MOST_FOLLOWED = 16
 """Tokens of a run after which layers are thought of again."""
 
 _READ_SHARE, _READ_A_SECOND, _LEAST_READ = 0.01, 4e5, 1024
-"""Share of the time of a prompt and its answer that reading the prompt for copies may take, tokens that a second reads,
+"""Share of the time of a prompt and its answer that reading the prompt for lookup may take, tokens that a second reads,
 and tokens that are read in any case."""
 
 
@@ -61,7 +61,7 @@ class AutoDrafter(Drafter):
     ) -> None:
         self.verify_costs = verify
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
-        self._layers = LayerDrafts(layers, prefill, experience.confident, self._known.copies, clock)
+        self._layers = LayerDrafts(layers, prefill, experience.confident, self._known.lookup, clock)
         self._allowance = Allowance(delta, CREDIT)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
@@ -214,7 +214,7 @@ class AutoDrafter(Drafter):
         rows = planned.known
         planned.fastest = self._layers.fastest(planned, longest)
         planned.awaited = self._layers.awaited(planned)
-        planned.gain = self._known.gain_of_guess(rows[3] - rows[2], planned.rate)
+        planned.gain = self._known.gain_of_probe(rows[3] - rows[2], planned.rate)
         filled, worth = self._filled_rows(planned, longest)
         draft = self._layers.draft(planned, longest, worth, self._expected_room)
         if draft is None:
@@ -241,7 +241,7 @@ class AutoDrafter(Drafter):
             return planned.plain(held_back=True)
         planned.backs_off = False
         planned.preparing += self._catch_up_alone()
-        self._known.read_guess(played.guess)
+        self._known.read_probe(played.probed_token)
         if not planned.layers_follow and planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self.longest(planned.verify[1])
@@ -297,7 +297,7 @@ class AutoDrafter(Drafter):
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
 
     def learn(self, feedback: Feedback) -> None:
-        """Scores what was drafted and what could have been copied, and counts the time."""
+        """Scores what was drafted and what lookup would have given, and counts the time."""
         began, planned, committed = self._clock(), self._round, feedback.acceptance.token_ids
         assert planned is not None
         self._layers.learn(feedback)
@@ -313,7 +313,7 @@ class AutoDrafter(Drafter):
         self._learn_of_tokens(planned, committed, confidences, feedback.accepted)
         if planned.guess is not None and confidences:
             self._layers.note_forwards(len(confidences), drafting / planned.costs[1])
-        self._known.read_guess(feedback.guess)
+        self._known.read_probe(feedback.probed_token)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
         is_step = rows == 1 or (planned.is_step and planned.guess is None)
@@ -470,7 +470,7 @@ class AutoDrafter(Drafter):
         if rest := feedback.acceptance.token_ids[self._followed :]:
             last = feedback.run[-1]
             self.learn_of_run(last if len(rest) == len(last.token_ids) else replace(last, token_ids=rest))
-        self._known.read_guess(feedback.run[-1].guess)
+        self._known.read_probe(feedback.run[-1].probed_token)
         seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
         if planned.shared is not None:
             self._share(planned, feedback, began, rows)
@@ -493,7 +493,7 @@ class AutoDrafter(Drafter):
             trust.fade(share)
 
     def observe(self, feedback: Feedback) -> None:
-        """Scores what could have been copied in a round that another drafter of the request planned."""
+        """Scores what lookup would have given in a round that another drafter of the request planned."""
         self._layers.learn(feedback)
         self._catch_up()
         self._known.extend(feedback.acceptance.token_ids)

@@ -1,37 +1,37 @@
-"""What ``auto`` knows of the coming tokens without a draft: copies of the text, and what a row before chose."""
+"""What ``auto`` knows of the coming tokens without a draft: prompt lookup, and what a probe chose."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.planning.acceptance_tables import AGREED, AcceptanceRate, Copies, Guess
-from selfspec.planning.plans import MOST_DRAFTED, Known, gain_of_guess
+from selfspec.planning.acceptance_tables import AGREED, AcceptanceRate, Lookup, ProbedToken
+from selfspec.planning.plans import MOST_DRAFTED, Known, gain_of_probe
 
-COPIES, EARLIER, GUESS = "copies", "earlier", "guess"
+LOOKUP, EARLIER, PROBED = "lookup", "earlier", "probe"
 
 _NEW = 2.0
-"""Guesses that were right and no copies, with which a request begins."""
+"""Probed tokens that were right and that lookup did not give, with which a request begins."""
 
 _FADING = 0.95
-"""Share that is kept of what was counted, with each guess that was right."""
+"""Share that is kept of what was counted, with each probed token that was right."""
 
 LIKELIEST = 0.95
-"""Acceptance rate that is never exceeded. If drafting would not pay at it, a batch does not search for copies."""
+"""Acceptance rate that is never exceeded. If drafting would not pay at it, a batch does not look for any."""
 
 
 @dataclass(frozen=True)
 class Experience:
     """What all requests have seen of the acceptance of drafts."""
 
-    copies: AcceptanceRate
-    """Of copied tokens, by the length of the match."""
-    guesses: AcceptanceRate
+    lookup: AcceptanceRate
+    """Of tokens that prompt lookup finds, by the length of the match."""
+    probes: AcceptanceRate
     """Of what is chosen after a probe, by its probability."""
     confident: AcceptanceRate
     """Of tokens of a layer draft, by its confidence."""
     agreed: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(AGREED))
-    """Of copied tokens that were chosen after a probe, too, by the length of the match."""
+    """Of those of them that were chosen after a probe, too, by the length of the match."""
 
 
 class KnownTokens:
@@ -40,33 +40,33 @@ class KnownTokens:
     The prompt is read when tokens are looked for: one of many tokens takes a while.
 
     Attributes:
-        copies: of the text, and of earlier ones.
+        lookup: in the text, and in earlier ones.
         mask_embeddings: of its probes.
     """
 
     def __init__(self, prefill: Prefill, experience: Experience, mask_embeddings: MaskEmbeddings) -> None:
         self._prompt = (*prefill.prompt_ids, prefill.first_token)
-        self.copies = Copies((), experience.copies.of_request(), prefill.earlier)
+        self.lookup = Lookup((), experience.lookup.of_request(), prefill.earlier)
         self.mask_embeddings = mask_embeddings
-        self._guesses = experience.guesses.of_request()
+        self._probes = experience.probes.of_request()
         self._agreed = experience.agreed.of_request()
-        self._guess = Guess()
-        self._right = self._novel = _NEW  # guesses that were right, and those of them that no copy said
-        self._unread: list[int] = []  # tokens of plain rounds that copies have not been looked for in
+        self._probed = ProbedToken()
+        self._right = self._novel = _NEW  # probed tokens that were right, and those of them that lookup did not give
+        self._unread: list[int] = []  # tokens of plain rounds that were not looked up yet
 
     @property
     def any(self) -> bool:
         """Whether a token is known."""
-        return self._guess.token is not None or bool(self.copies.match_length)
+        return self._probed.token is not None or bool(self.lookup.match_length)
 
     @property
     def prompt_is_unread(self) -> bool:
-        """Whether no copies can be found, as the prompt was not read."""
+        """Whether lookup finds nothing, as the prompt was not read."""
         return bool(self._prompt)
 
     def read_prompt(self, most: int) -> None:
         """Reads the last ``most`` tokens of the prompt, at least 1."""
-        self.copies.read(self._prompt[-most:])
+        self.lookup.read(self._prompt[-most:])
         self._prompt = ()
 
     @property
@@ -77,68 +77,68 @@ class KnownTokens:
     @property
     def likelihood(self) -> float:
         """The probability that the next token is known, at most ``LIKELIEST``."""
-        return LIKELIEST if self._guess.token is not None else min(self.copies.likelihood, LIKELIEST)
+        return LIKELIEST if self._probed.token is not None else min(self.lookup.likelihood, LIKELIEST)
 
-    def gain_of_guess(self, row: float, rate: float) -> float:
-        """What a guess of the next round's first draft token is worth, in tokens (``planning.plans``).
+    def gain_of_probe(self, row: float, rate: float) -> float:
+        """What a probe for the next round's first draft token is worth, in tokens (``planning.plans``).
 
-        Those that are right where a copy says the same are worth nothing: the token is verified without them.
+        Tokens that are right where lookup gives the same are worth nothing: they are verified without a probe.
         """
-        return gain_of_guess(self._guesses.outlook(), row, rate) * self._novel / self._right
+        return gain_of_probe(self._probes.outlook(), row, rate) * self._novel / self._right
 
     def likeliest(self) -> Known:
         """The tokens that are likeliest to come next."""
-        guess, match = self._guess, self.copies.match_after()
-        survival = self.copies.survival(match, MOST_DRAFTED)
-        copied = self.copies.tokens(match, MOST_DRAFTED) if match.length else []
-        chance = self._guesses.rate(guess.confidence) if guess.token is not None else 0.0
-        name = EARLIER if match.earlier else COPIES
-        if guess.token is not None and copied[:1] != [guess.token] and chance > (survival or [0.0])[0]:
-            after = self.copies.match_after([guess.token])
-            following = self.copies.survival(after, MOST_DRAFTED - 1)
-            tokens = self.copies.tokens(after, MOST_DRAFTED - 1, [guess.token]) if after.length else []
-            return Known(GUESS, [guess.token, *tokens], [chance, *(chance * each for each in following)])
-        if guess.token is not None and copied[:1] == [guess.token]:
+        probed, match = self._probed, self.lookup.match_after()
+        survival = self.lookup.survival(match, MOST_DRAFTED)
+        found = self.lookup.tokens(match, MOST_DRAFTED) if match.length else []
+        chance = self._probes.rate(probed.confidence) if probed.token is not None else 0.0
+        name = EARLIER if match.earlier else LOOKUP
+        if probed.token is not None and found[:1] != [probed.token] and chance > (survival or [0.0])[0]:
+            after = self.lookup.match_after([probed.token])
+            following = self.lookup.survival(after, MOST_DRAFTED - 1)
+            tokens = self.lookup.tokens(after, MOST_DRAFTED - 1, [probed.token]) if after.length else []
+            return Known(PROBED, [probed.token, *tokens], [chance, *(chance * each for each in following)])
+        if probed.token is not None and found[:1] == [probed.token]:
             both = self._agreed.rate(match.length)
-            return Known(name, copied, [both / survival[0] * each for each in survival] or [both])
-        return Known(name, copied, survival)
+            return Known(name, found, [both / survival[0] * each for each in survival] or [both])
+        return Known(name, found, survival)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends the tokens of a round to the text, and scores by them what was known."""
-        self._score_guess(token_ids)
-        self.copies.extend(token_ids)
+        self._score_probe(token_ids)
+        self.lookup.extend(token_ids)
 
     def put_off(self, token_ids: Sequence[int]) -> None:
-        """The same for a round for which nothing was planned; ``catch_up`` looks for copies in it."""
-        self._score_guess(token_ids)
+        """The same for a round for which nothing was planned; ``catch_up`` looks them up."""
+        self._score_probe(token_ids)
         self._unread += token_ids
 
     def catch_up(self) -> int:
-        """Looks for copies in the tokens that were put off; returns how many there were."""
+        """Looks up the tokens that were put off; returns how many there were."""
         unread, self._unread = self._unread, []
-        self.copies.extend(unread)
+        self.lookup.extend(unread)
         return len(unread)
 
     def fade(self, share: float) -> None:
-        """Forgets a share of how often copies said what guesses say."""
+        """Forgets a share of how often lookup gave what probes give."""
         self._right -= share * (self._right - _NEW)
         self._novel -= share * (self._novel - _NEW)
 
-    def read_guess(self, guess: tuple[int, float] | None) -> None:
+    def read_probe(self, probed: tuple[int, float] | None) -> None:
         """Takes what the probe after the last accepted row gave, if there is one."""
-        if guess is not None:
-            self._guess = Guess(*guess, self.mask_embeddings.kind)
+        if probed is not None:
+            self._probed = ProbedToken(*probed, self.mask_embeddings.kind)
 
-    def _score_guess(self, committed: Sequence[int]) -> None:
-        if self._guess.token is None:
+    def _score_probe(self, committed: Sequence[int]) -> None:
+        if self._probed.token is None:
             return
-        right, match = committed[0] == self._guess.token, self.copies.match_after()
-        agrees = bool(match.length) and self.copies.tokens(match, 1) == [self._guess.token]
+        right, match = committed[0] == self._probed.token, self.lookup.match_after()
+        agrees = bool(match.length) and self.lookup.tokens(match, 1) == [self._probed.token]
         if agrees:
             self._agreed.note(right, match.length)
         if right:
             self._right = _NEW + _FADING * (self._right - _NEW) + 1
             self._novel = _NEW + _FADING * (self._novel - _NEW) + (not agrees)
-        self._guesses.note(right, self._guess.confidence)
-        self.mask_embeddings.note(self._guess.mask, right)
-        self._guess = Guess()
+        self._probes.note(right, self._probed.confidence)
+        self.mask_embeddings.note(self._probed.mask, right)
+        self._probed = ProbedToken()

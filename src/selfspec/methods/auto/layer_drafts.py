@@ -1,7 +1,8 @@
 """Layer drafts of ``auto``: what drafts, of a model, and when such drafts pay and end, of a request.
 
 ``LayerChoice`` is what drafts beside known tokens: layers, or the checkpoint's own head. With it go its low-bit weights
-(``LateCopies``) and the policies by which its drafts end (``DraftPolicies``). ``LayerDrafts`` plans those of a request.
+(``LateWeights``) and the policies by which its drafts end (``DraftPolicies``). ``LayerDrafts`` plans those of a
+request.
 """
 
 import math
@@ -15,12 +16,18 @@ import torch
 
 from selfspec.decoding.draft import LayerDraft, MtpDraft
 from selfspec.decoding.drafter import Feedback, Prefill
-from selfspec.errors import ModelLoadError, NoCopiesWarning, NoHeadWarning, OutOfMemoryError, UnsupportedModelError
+from selfspec.errors import (
+    ModelLoadError,
+    NoHeadWarning,
+    NoLowBitWeightsWarning,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
 from selfspec.methods.auto.planned import PlannedRound, forecast_of
 from selfspec.methods.auto.preparation import Assignment
 from selfspec.methods.mtp import MtpDrafter, MtpSettings
 from selfspec.model.mtp_modules import has_head
-from selfspec.planning.acceptance_tables import AcceptanceRate, Copies, CopiesToAppend, CopiesToConfirm
+from selfspec.planning.acceptance_tables import AcceptanceRate, Lookup, LookupToAppend, LookupToConfirm
 from selfspec.planning.allowance import stake
 from selfspec.planning.plans import LEAST_GAIN_TOGETHER, MOST_DRAFTED, DraftPolicy, Outlook, Plan, most_that_fits
 from selfspec.runtimes.costs.live import LiveCosts
@@ -40,7 +47,7 @@ _MOST_KEPT = 4
 """Policies of one number of requests and one limit that are kept: texts differ in what is accepted."""
 
 _WEIGHTS_A_SECOND = 7e8
-"""Of which a thread makes low-bit copies, about."""
+"""Of which a thread makes low-bit weights, about."""
 
 _NO_TIME = 0.2
 """Seconds up to which they are made when the model is loaded."""
@@ -54,7 +61,7 @@ _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 23, MOST_DRAFTED)
 _SHARED, _MEMORY = 30.0, 100.0
 """Tokens for which what all requests have seen counts within a request, and most own tokens.
 
-What a confidence says of a token differs little from text to text, much less than what a match says of a copy.
+What a confidence says of a token differs little from text to text, much less than what the length of a match says.
 """
 
 _FIRST_DRAFTED = 6.0
@@ -116,7 +123,7 @@ class DraftPolicies:
         return policy
 
 
-class LateCopies:
+class LateWeights:
     """The low-bit weights of a layer draft, which are made when they promise to save the time that they take.
 
     They do where one answer may save it, or where answers so far would have saved it with them. May be used by several
@@ -162,7 +169,7 @@ class LateCopies:
         except (OutOfMemoryError, UnsupportedModelError) as error:
             self.failed = True
             if isinstance(error, OutOfMemoryError):
-                warnings.warn(f"auto drafts without low-bit weights: {error}", NoCopiesWarning, stacklevel=3)
+                warnings.warn(f"auto drafts without low-bit weights: {error}", NoLowBitWeightsWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ class LayerChoice:
 
     drafts: Assignment | MtpHead
     costs: LiveCosts
-    copies: LateCopies = field(default_factory=LateCopies)
+    weights: LateWeights = field(default_factory=LateWeights)
     policies: DraftPolicies = field(default_factory=DraftPolicies, compare=False)
 
     @property
@@ -204,7 +211,7 @@ class LayerDrafts:
         choice: what drafts, of all requests.
         prefill: of the request.
         confident: what all requests have seen of drafted tokens.
-        copies: of the text, which are guesses in a draft, and follow it.
+        lookup: in the text; what it finds are guesses in a draft, and follows it.
         clock: times the making of weights.
     """
 
@@ -213,10 +220,10 @@ class LayerDrafts:
         choice: LayerChoice | None,
         prefill: Prefill,
         confident: AcceptanceRate,
-        copies: Copies,
+        lookup: Lookup,
         clock: Callable[[], float],
     ) -> None:
-        self._choice, self._copies, self._clock = choice, copies, clock
+        self._choice, self._lookup, self._clock = choice, lookup, clock
         head = None if choice is None else choice.drafts
         self._head = MtpDrafter(head, MtpSettings(), prefill) if isinstance(head, MtpHead) else None
         self._catches_up = False  # whether the head had to read a text in the draft that was planned last
@@ -250,7 +257,7 @@ class LayerDrafts:
         For a single token more may be staked, as it is the least that saves time for longer ones.
         """
         choice = self._choice
-        if choice is None or not choice.copies.ready:
+        if choice is None or not choice.weights.ready:
             return None
         verify, costs = planned.of_layers, choice.costs.now(planned.drafting)
         planned.costs = costs
@@ -280,7 +287,7 @@ class LayerDrafts:
         """
         choice, policy, verify, costs = self._choice, planned.fastest, planned.of_layers, planned.costs
         if choice is None or policy is None:
-            if choice is not None and not choice.copies.ready and not choice.copies.failed:
+            if choice is not None and not choice.weights.ready and not choice.weights.failed:
                 self._make_weights(planned, choice, worth, room)
             return None
         plan = policy.plan
@@ -289,7 +296,7 @@ class LayerDrafts:
             return None
         planned.name, planned.expected = choice.name, plan.tokens
         left = longest - plan.length * costs[1] - verify[1 + plan.length]
-        planned.guess = guess = CopiesToConfirm(self._copies, costs, left)
+        planned.guess = guess = LookupToConfirm(self._lookup, costs, left)
         stop, forecast = policy.begin(self.acceptance), forecast_of(plan, verify)
         if self._head is not None:
             self._catches_up = self._head.unread > _FEW
@@ -302,7 +309,7 @@ class LayerDrafts:
             stop,
             precision=choice.drafts.precision,
             guess=guess,
-            append=CopiesToAppend(self._copies, guess, self.acceptance, verify, planned.rate, longest, planned.filled),
+            append=LookupToAppend(self._lookup, guess, self.acceptance, verify, planned.rate, longest, planned.filled),
             name=planned.name,
             forecast=forecast,
         )
@@ -317,7 +324,7 @@ class LayerDrafts:
         if fastest.plan.worth(planned.rate) <= worth or not _promises_enough(planned, fastest.plan):
             return
         began = self._clock()
-        if choice.copies.make_if_it_pays(planned.of_layers[1] - 1 / fastest.rate, room):
+        if choice.weights.make_if_it_pays(planned.of_layers[1] - 1 / fastest.rate, room):
             planned.layers_are_worth = math.inf  # ends a run: the next round is planned with them
         planned.preparing += self._clock() - began
 

@@ -1,4 +1,4 @@
-"""The mask embedding of probes, which stands for an unknown token: the kind with which most guesses are right."""
+"""The mask embedding of probes, which stands for an unknown token: the kind with which most probed tokens are right."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _EXPECTED = 0.25
 
 
 class MaskEmbeddingRates:
-    """How often guesses were right, by the kind of mask embedding, over all requests, from several threads.
+    """How often probed tokens were right, by the kind of mask embedding, over all requests, from several threads.
 
     An upper confidence bound chooses (UCB1: Auer et al. 2002). Which kind is best depends on the model: the mean of the
     vocabulary is near what tokens have in common in one, and near tokens that were never trained in another.
@@ -35,14 +35,14 @@ class MaskEmbeddingRates:
         self._rates = AcceptanceRate(by_kind, weight=1.0)
 
     def best(self) -> int:
-        """The kind to make the next guesses with."""
+        """The kind to probe with next."""
         trials, right, _ = self._rates.to_lists()
         total = math.log(1 + sum(trials))
         bounds = [yes / all_ + _BOLDNESS * math.sqrt(total / all_) for yes, all_ in zip(right, trials, strict=True)]
         return bounds.index(max(bounds))
 
     def note(self, kind: int, right: bool) -> None:
-        """Counts a guess that was verified."""
+        """Counts a probed token that was verified."""
         self._rates.note(right, kind)
 
 
@@ -89,7 +89,7 @@ class MaskEmbeddings:
         self.kind = self._rates.best()
 
     def note(self, kind: int, right: bool) -> None:
-        """Counts a guess that was verified."""
+        """Counts a probed token that was verified."""
         self._rates.note(kind, right)
 
 

@@ -9,7 +9,7 @@ from selfspec.decoding.drafter import Drafter, Needs, Prefill
 from selfspec.errors import StateError
 from selfspec.methods.auto.drafting import AutoDrafter
 from selfspec.methods.auto.known import Experience
-from selfspec.methods.auto.layer_drafts import MTP, LateCopies, LayerChoice, find_head
+from selfspec.methods.auto.layer_drafts import MTP, LateWeights, LayerChoice, find_head
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddingsOfModel
 from selfspec.methods.auto.preparation import (
     Assignment,
@@ -65,11 +65,11 @@ _FASTER, _SURE = 0.7, 0.1
 class Auto(Method):
     """Every round it takes what is worth most: plain decoding, known tokens, or a layer draft.
 
-    Known tokens are copied from the text, or were chosen after a probe: a row of the last verification whose token
-    was not known yet. What a forward costs by its number of rows is
-    estimated, or measured ahead, and follows live rounds. How likely a draft token is accepted is learned: for copies
-    by the length of the match, for others by their probability. Every verified token scores the copies at no cost. A
-    layer draft ends where nothing that can still be reached is worth its time.
+    Known tokens were found by prompt lookup, or chosen after a probe: a row of the last verification whose token was
+    not known yet. What a forward costs by its number of rows is estimated, or measured ahead, and follows live rounds.
+    How likely a draft token is accepted is learned: for lookup by the length of the match, for others by their
+    probability. Every verified token scores lookup at no cost. A layer draft ends where nothing that can still be
+    reached is worth its time.
 
     It is never slower than plain decoding by more than 1.6 steps and, beyond the first 48, a share ``delta``: a draft
     is paid out of time that the request has saved already (``Allowance``).
@@ -128,7 +128,7 @@ class Auto(Method):
         if self._head is not None:
             _ = self._head.runner  # makes its low-bit weights, or does without them where memory is short
             costs = measure_row_costs(self._head.own, (0, 1), self._head.precision)
-        self._ready = _Ready(self.target, prepared, self._head, costs, copies_made=True)
+        self._ready = _Ready(self.target, prepared, self._head, costs, weights_made=True)
         self._warned = True
 
     def _settled(self) -> "_Ready":
@@ -137,7 +137,7 @@ class Auto(Method):
         if ready.preparation.measured and ready.verify.factor < _FASTER and ready.verify.doubt < _SURE:
             learned, made = self.state(), ready.made
             preparation = start_over(self.target, self.settings, made)
-            self._ready = ready = _Ready(self.target, preparation, self._head, copies_made=made is not None)
+            self._ready = ready = _Ready(self.target, preparation, self._head, weights_made=made is not None)
             self.restore(learned)
         return ready
 
@@ -151,7 +151,7 @@ class Auto(Method):
         """Loads the acceptance of drafts; raises ``StateError`` if it is damaged.
 
         Another machine may draft with other layers or bits: then the acceptance of its own layer draft stays as it is,
-        and that of copies, which is the model's alone, is loaded.
+        and that of lookup, which is the model's alone, is loaded.
         """
         ready = self._ready
         if set(state.values) != {_LAYER_DRAFT, *_KINDS}:
@@ -173,7 +173,7 @@ class _Ready:
         head: MtpHead | None = None,
         head_costs: RowCosts | None = None,
         *,
-        copies_made: bool = False,
+        weights_made: bool = False,
     ) -> None:
         self.preparation, self.trial = preparation, preparation.layers
         trial = self.trial
@@ -183,23 +183,23 @@ class _Ready:
         )
         self.host = HostTime()
         self.drafts: Assignment | MtpHead | None = None if trial is None else trial.assignment
-        costs, copies = None if trial is None else trial.costs, LateCopies()
+        costs, weights = None if trial is None else trial.costs, LateWeights()
         if head is not None:
             head_costs = head_costs or estimate_row_costs(head.own, head.precision)
             if costs is None or head_costs(1) <= costs(1):  # one source drafts, and the head is the better one
                 self.trial = trial = None
                 self.drafts, costs, doubt = head, head_costs, _ESTIMATED
         if trial is not None:
-            copies = LateCopies(target, trial.assignment.precision, made=copies_made)
+            weights = LateWeights(target, trial.assignment.precision, made=weights_made)
             if promises_enough(trial, preparation.verify):
-                copies.make_if_it_takes_no_time()
+                weights.make_if_it_takes_no_time()
         self.layers: dict[str, LayerChoice | None] = dict.fromkeys(_KINDS)
         if self.drafts is not None and costs is not None:
             # Load slows layer drafts down as it slows verifications down. A draft that samples takes longer than a
             # greedy one: its scores are processed, and noise is drawn.
             for kind in _KINDS:
                 own = LiveCosts(costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
-                self.layers[kind] = LayerChoice(self.drafts, own, copies)
+                self.layers[kind] = LayerChoice(self.drafts, own, weights)
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
         self.mask_embeddings = MaskEmbeddingsOfModel(target)
         self.lengths = AnswerLengths()
@@ -208,8 +208,8 @@ class _Ready:
     def made(self) -> TriedAssignment | None:
         """The layer draft whose low-bit weights are made; ``None`` where there are none."""
         layers = self.layers[_KINDS[0]]
-        has_copies = self.trial is not None and self.trial.assignment.precision is not None
-        return self.trial if has_copies and layers is not None and layers.copies.ready else None
+        has_low_bit = self.trial is not None and self.trial.assignment.precision is not None
+        return self.trial if has_low_bit and layers is not None and layers.weights.ready else None
 
     @property
     def layer_draft(self) -> str | None:
@@ -221,8 +221,8 @@ class _Ready:
 
 def _fresh(trial: TriedAssignment | None) -> Experience:
     """What is expected of drafts before the first request."""
-    is_low_bit_copy = trial is not None and trial.assignment.is_low_bit_copy
-    confident = AcceptanceRate(LOW_BIT_CONFIDENCE if is_low_bit_copy else CONFIDENCE)
+    is_low_bit = trial is not None and trial.assignment.is_low_bit
+    confident = AcceptanceRate(LOW_BIT_CONFIDENCE if is_low_bit else CONFIDENCE)
     for confidence, agrees in () if trial is None else trial.confidences:
         confident.note(agrees, confidence)
     return Experience(AcceptanceRate(MATCH_LENGTH), AcceptanceRate(PROBABILITY), confident)

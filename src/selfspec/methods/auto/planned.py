@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
-from selfspec.methods.auto.known import COPIES, EARLIER, GUESS
-from selfspec.planning.acceptance_tables import CopiesToConfirm
+from selfspec.methods.auto.known import EARLIER, LOOKUP, PROBED
+from selfspec.planning.acceptance_tables import LookupToConfirm
 from selfspec.planning.allowance import SharedRound
 from selfspec.planning.plans import PADDING, DraftPolicy, FilledRows, Plan, plain
 from selfspec.runtimes.costs.rows import CostTable
@@ -48,12 +48,12 @@ class PlannedRound:
     rows: int = 1  # of its verification, where its tokens are known
     plains: dict[bool, NoDraft | TokenDraft] = field(default_factory=dict)
     fills: Sequence[int] = ()  # by the rows of a verification those that it is filled up to; as they are if empty
-    gain: float = 0.0  # tokens that a guess of the next round's first draft token is worth
+    gain: float = 0.0  # tokens that a probe for the next round's first draft token is worth
     layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
     preparing: float = 0.0  # seconds that are no planning: weights were made, or tokens read that were put off
     reading: float = 0.0  # in a batch: of these seconds those that drafts have to make up for
     costs: CostTable = ()  # of the forward of a layer draft; empty where none can be made
-    guess: CopiesToConfirm | None = None  # of a layer draft
+    guess: LookupToConfirm | None = None  # of a layer draft
     fastest: DraftPolicy | None = None  # what layer drafts bring; ``None`` where layers cannot draft
     awaited: DraftPolicy | None = None  # the same of those for which there is no time yet
 
@@ -77,7 +77,7 @@ class PlannedRound:
     @property
     def is_known(self) -> bool:
         """Whether known tokens are verified."""
-        return self.name in (COPIES, EARLIER, GUESS)
+        return self.name in (LOOKUP, EARLIER, PROBED)
 
     @property
     def rate(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from selfspec.errors import NoCopiesWarning, OutOfMemoryError, UnsupportedModelError
+from selfspec.errors import NoLowBitWeightsWarning, OutOfMemoryError, UnsupportedModelError
 from selfspec.memory import free_bytes
 from selfspec.methods.settings import MethodSettings, fraction, setting
 from selfspec.methods.skipping import evenly_skipped, sublayer_ratio
@@ -47,7 +47,7 @@ _LEAST_GAIN = 1.1
 """Times plain decoding that a layer draft has to promise for the memory of its weights."""
 
 _LEAST_SHARE = 0.9
-"""Share of the bytes of weights in the model's dtype that its own take, if low-bit copies are expected to pay."""
+"""Share of the bytes of weights in the model's dtype that its own take, if low-bit weights are expected to pay."""
 
 _SMALL = 3e8
 """Parameters below which a model is taken to draft best at 6 bits.
@@ -86,8 +86,8 @@ class Assignment:
     precision: Precision | None = None
 
     @property
-    def is_low_bit_copy(self) -> bool:
-        """It is a low-bit copy of the whole model."""
+    def is_low_bit(self) -> bool:
+        """It is the whole model at few bits."""
         return self.precision is not None and len(self.kept.sublayers) == self.kept.total
 
     @cached_property
@@ -153,14 +153,14 @@ def prepare(target: Target, settings: AutoSettings, progress: Callable[[str], No
     Costs that other processes have disturbed are not kept.
 
     ``progress`` is called with a line of text before each part that may take long. Where there is no memory for
-    low-bit weights, ``NoCopiesWarning`` says so, unless the settings ask for none.
+    low-bit weights, ``NoLowBitWeightsWarning`` says so, unless the settings ask for none.
     """
     kept = _read(target, settings)
     if kept is None:
         kept = _find_out(target, settings, progress)
         if not kept.verify.disturbed:
             kept_file(target, FOLDER).write({"format": _FORMAT, "terms": _terms(settings), **asdict(kept)})
-    kept = _with_copies(target, kept, progress)
+    kept = _with_low_bit_weights(target, kept, progress)
     warn_of_memory(kept, settings)
     return kept
 
@@ -239,10 +239,10 @@ def warn_of_memory(preparation: Preparation, settings: AutoSettings) -> None:
     if preparation.lacking_bytes and settings.memory_limit != 0:
         limit = "the memory that is available allows" if settings.memory_limit is None else "memory_limit allows"
         warnings.warn(
-            "auto drafts without low-bit copies of the weights: they take "
+            "auto drafts without low-bit weights: they take "
             f"{preparation.lacking_bytes / 2**20:.0f} MiB, more than {limit}; raise memory_limit or free memory, "
             "or set memory_limit=0 to do without them",
-            NoCopiesWarning,
+            NoLowBitWeightsWarning,
             stacklevel=3,
         )
 
@@ -265,7 +265,7 @@ def _find_out(target: Target, settings: AutoSettings, progress: Callable[[str], 
     )
     best = best_trial(trials)
     chosen = best if best is not None and promises_enough(best, verify) else None
-    target.release_copies(None if chosen is None else chosen.assignment.precision)
+    target.release_low_bit(None if chosen is None else chosen.assignment.precision)
     return Preparation(verify, chosen, _lacking(target, settings.group, limit))
 
 
@@ -301,13 +301,13 @@ def _lacking(target: Target, group: int, limit: float) -> int:
     return smallest if smallest > limit else 0
 
 
-def _with_copies(target: Target, preparation: Preparation, progress: Callable[[str], None]) -> Preparation:
+def _with_low_bit_weights(target: Target, preparation: Preparation, progress: Callable[[str], None]) -> Preparation:
     """Makes the low-bit weights that draft; without memory for them now, the preparation loses its layer draft."""
     precision = None if preparation.layers is None else preparation.layers.assignment.precision
     if precision is None:
         return preparation
     needed = target.low_bit_bytes(precision)
-    progress(f"low-bit copies of {needed / 2**20:.0f} MiB")
+    progress(f"low-bit weights of {needed / 2**20:.0f} MiB")
     try:
         with torch.inference_mode():
             target.at(precision)

@@ -67,7 +67,7 @@ def measure_together(
     forwards = [_forwards(target, *each, context, counts) for each in assignments]
     clock = target.ranks.clock
     for forward in forwards:
-        forward[1]()  # makes copies, builds kernels, touches the weights
+        forward[1]()  # makes low-bit weights, builds kernels, touches the weights
         _settle(lambda forward=forward: timed(forward[1], target.device, clock))  # type: ignore[misc]
     samples: list[dict[int, list[float]]] = [{rows: [] for rows in counts} for _ in forwards]
     started, computed = time.perf_counter(), time.thread_time()

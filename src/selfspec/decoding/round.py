@@ -1,4 +1,4 @@
-"""One step of decoding: plan, draft, verify, accept, commit, learn. The same for every method and any batch."""
+"""A round: plan, draft, verify, accept, commit, learn. The same for every method and any batch."""
 
 import warnings
 from collections import defaultdict
@@ -26,16 +26,16 @@ from selfspec.sampling.rules import best, next_best, possible
 from selfspec.types import PhaseClock, PhaseSeconds, Round
 
 
-def play(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> list[Event]:
-    """``play_round``; if it raises, each sequence plays by itself, so that one that fails ends alone."""
+def try_round(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> list[Event]:
+    """``run_round``; if it raises, each sequence runs its own, so that one that fails ends alone."""
     try:
-        return play_round(target, sequences, alone=alone)
+        return run_round(target, sequences, alone=alone)
     except Exception as error:  # raised before anything was committed
         if len(sequences) == 1 or is_lost_rank(error) or isinstance(error, RanksError):
             return [Failed.by(sequence.request, error) for sequence in sequences]
         if is_out_of_memory(error):
             warn_of_memory(str(target.device))
-    return [event for sequence in sequences for event in play(target, [sequence], alone=alone)]
+    return [event for sequence in sequences for event in try_round(target, [sequence], alone=alone)]
 
 
 @cache
@@ -43,15 +43,15 @@ def warn_of_memory(device: str) -> None:
     """Says once that a device has no memory for all requests at a time."""
     warnings.warn(
         f"'{device}' has not enough memory for a round of all requests of a batch, which run one by one then; lower "
-        "max_batch, or draft without low-bit copies (memory_limit=0)",
+        "max_batch, or draft without low-bit weights (memory_limit=0)",
         DeviceMemoryWarning,
         stacklevel=3,
     )
 
 
 @torch.inference_mode()
-def play_round(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> list[Event]:
-    """Plays one round for sequences whose prompts are read, or several where all of their drafts are followed.
+def run_round(target: Target, sequences: Many[Sequence], *, alone: bool = True) -> list[Event]:
+    """Runs one round for sequences whose prompts are read, or several where all of their drafts are followed.
 
     Args:
         target: the model.
