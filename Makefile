@@ -52,7 +52,8 @@ test-lab: $(INSTALLED) $(MODEL)
 	$(PYTEST) lab/tests
 
 test-slow: $(INSTALLED) $(MODEL)
-	$(PYTEST) -m slow tests lab/tests
+	$(PYTEST) -m slow tests
+	$(PYTEST) -m slow lab/tests
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
