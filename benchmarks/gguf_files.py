@@ -10,7 +10,7 @@ What is measured (``--only`` takes some):
 - ``edits``: the same of two code edits and an extraction, whose answers repeat much of the prompt;
 - ``rows``: forwards of 1 to 16 rows after 64 cached tokens, with the logits of every row; not of ``auto``;
 - ``prompt``: a prompt of 512 tokens to its first token; not of ``auto``;
-- ``busy``: one chat answer beside a process that computes all the time;
+- ``busy``: the chat answers beside a process that begins with them and computes all the time;
 - ``memory``: resident memory in a fresh process, after load and at its peak, which a prompt of 512 tokens and 64 more
   tokens are part of; llama.cpp without torch, with 1,024 positions;
 - ``first``: wall time of a command that loads the file and writes one token, which is in the page cache;

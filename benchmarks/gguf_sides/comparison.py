@@ -140,7 +140,7 @@ class Comparison:
 
     def _busy(self, name: str, side: Process) -> None:
         with busy_process():
-            speed, _ = self._answers(side, self._questions.chat[:1])
+            speed, _ = self._answers(side, self._questions.chat)
         self.samples["busy_tokens_per_second"][name].append(speed)
 
     def _rows(self, name: str, side: Process) -> None:

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1]
-_BUSY = "while True: pass"
+_BUSY = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(10**6):
+        pass
+"""
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -94,7 +100,7 @@ def command_seconds(command: list[str], threads: int) -> float:
 
 @contextmanager
 def busy_process() -> Iterator[None]:
-    """One process that computes all the time."""
+    """One process that computes all the time, until this one ends it or is gone."""
     process = subprocess.Popen([sys.executable, "-c", _BUSY])
     try:
         yield
