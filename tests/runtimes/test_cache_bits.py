@@ -87,6 +87,28 @@ def ask(engine: Engine, asked: list[int], tokens: int = TOKENS, **options: Any) 
 
 @needs_kernels
 @DTYPES
+@torch.inference_mode()
+def test_threads_change_nothing(dtype: torch.dtype) -> None:
+    """Several threads that attend for one key head share its unpacked keys and values; one unpacks for itself."""
+    model = Target(small("one-key-head", dtype), cache_bits=8)
+    found = []
+    for threads in (1, 4):
+        torch.set_num_threads(threads)
+        try:
+            sequence = model.new_sequence(PREFIX, PREFIX + 1, PREFIX + 1)
+            for rows in (PREFIX, 1):
+                layout = model.lay_out(sequence, rows)
+                stream = model.embed(torch.arange(rows), layout)
+                found.append(model.run(stream, range(model.sublayer_count), layout).hidden_states)
+                sequence.cache.length += rows
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
+@needs_kernels
+@DTYPES
 @pytest.mark.parametrize("rows", [1, 2, 5, 13, 40])
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()

@@ -115,7 +115,7 @@ template <class T> class Team {
                 const Heads& sizes = s.attention->sizes;
                 const long slots = slots_of(s, f.parts[part]);
                 most_slots = std::max(most_slots, slots);
-                if (f.packed && divided(sizes, f.parts[part]) > 1)
+                if (f.packed && tasks_of(sizes, f.parts[part]) > 1)
                     most_unpacked[part] = std::max(most_unpacked[part], 2 * sizes.key_heads * slots * sizes.dim);
             }
         } else if (s.latent) {
@@ -287,16 +287,19 @@ template <class T> class Team {
     // Attention of all rows, whose keys and values are in the caches.
     void attend_all(const Sublayer& s, const Attended<T>& a, Own& own) const {
         long tasks = 0;
-        for (long part = 0; part < f.part_count; part++) own.tasks[part] = tasks += tasks_of(a.sizes, f.parts[part]);
+        for (long part = 0; part < f.part_count; part++) own.tasks[part] = tasks += a.sizes.key_heads * tasks_of(a.sizes, f.parts[part]);
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < tasks; task++) {
             const long part = std::upper_bound(own.tasks.begin(), own.tasks.end(), task) - own.tasks.begin();
             attend_some(s, a, part, task - (part ? own.tasks[part - 1] : 0), own);
         }
     }
-    // The tasks of a key head: about the same number of queries each.
-    static long divided(const Heads& sizes, const Part& part) { return (part.rows * sizes.group() + QUERIES - 1) / QUERIES; }
-    static long tasks_of(const Heads& sizes, const Part& part) { return sizes.key_heads * divided(sizes, part); }
+    // The tasks of a key head: about the same number of queries each, fewer than could read keys and values together where
+    // threads would have nothing to do otherwise.
+    long tasks_of(const Heads& sizes, const Part& part) const {
+        const long queries = part.rows * sizes.group(), heads = sizes.key_heads * f.part_count;
+        return std::max((queries + QUERIES - 1) / QUERIES, std::min(queries, (f.threads + heads - 1) / heads));
+    }
     // Slots of a part that any of its rows sees.
     static long slots_of(const Sublayer& s, const Part& part) { return part.start + part.rows - part.views[s.view].first; }
     // Unpacks keys and values for a part of which several tasks attend to the same ones.
@@ -327,7 +330,7 @@ template <class T> class Team {
         const Heads& sizes = a.sizes;
         const T* queries = a.queries + part.first_row * sizes.all() * sizes.dim;
         T* out = a.out + part.first_row * sizes.heads * sizes.dim;
-        const long tasks = divided(sizes, part);
+        const long tasks = tasks_of(sizes, part);
         const Attention<T, Slots> attention{sizes, part.views[s.view], queries, cached, part.rows, slots_of(s, part), a.scale,
                                             a.softcap, a.sinks, out};
         const long first = task % tasks * attention.count / tasks, last = (task % tasks + 1) * attention.count / tasks;
