@@ -88,7 +88,7 @@ _FILE, _FILE_WITH_AMX = (
     tuple(f"runs/{model}-{suite}/summary" for suite in _SUITES) for model in ("qwen-q4_k_m", "qwen-q4_k_m-amx")
 )
 _ON_ZEN_4 = (
-    *_runs(*(f"smollm2-zen4-{suite}" for suite in _SUITES), *(f"qwen-zen4-{suite}" for suite in _SUITES)),
+    *_runs(*(f"{model}-zen4-{suite}" for model in ("smollm2", "tiny-x8", "qwen") for suite in _SUITES)),
     *(f"runs/qwen-q4_k_m-zen4-{suite}/summary" for suite in _SUITES),
 )
 _WITH_AVX2 = _runs("smollm2-avx2-spec-bench", "smollm2-avx2-humaneval", "smollm2-avx2-gsm8k")
