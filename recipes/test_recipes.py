@@ -36,7 +36,7 @@ from own_texts import OwnTexts
 from phases import Phase, Recipe, Stage
 from sample import Writer, renew_samples
 from selfspec import Engine
-from selfspec.decoding.step import propose
+from selfspec.decoding.round import propose
 from selfspec_lab.prompts import PROMPTS
 from selfspec_lab.testing import read_text
 from tokenizer import train_tokenizer
