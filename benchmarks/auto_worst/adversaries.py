@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from auto_worst import encode
+from gguf_sides.process import BUSY
 from selfspec import Engine
 from selfspec.decoding.suffixes import Match
 from selfspec.methods import make_method
@@ -30,13 +31,6 @@ from selfspec_lab.widening import load_model
 Right = Callable[[int], bool]
 """Whether the token offered for a position of the answer is right."""
 
-_BUSY = """
-import os
-parent = os.getppid()
-while os.getppid() == parent:
-    for _ in range(10**6):
-        pass
-"""
 _BURSTS = """
 import os
 import time
@@ -47,7 +41,7 @@ while os.getppid() == parent:
         pass
     time.sleep(0.4)
 """
-_OTHERS = {"busy": _BUSY, "bursts": _BURSTS}
+_OTHERS = {"busy": BUSY, "bursts": _BURSTS}
 _STARTED = 0.3
 
 

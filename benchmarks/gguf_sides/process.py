@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1]
-_BUSY = """
+BUSY = """
 import os
 parent = os.getppid()
 while os.getppid() == parent:
     for _ in range(10**6):
         pass
 """
+"""A program that computes until the process that began it is gone."""
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -101,7 +102,7 @@ def command_seconds(command: list[str], threads: int) -> float:
 @contextmanager
 def busy_process() -> Iterator[None]:
     """One process that computes all the time, until this one ends it or is gone."""
-    process = subprocess.Popen([sys.executable, "-c", _BUSY])
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
         yield
     finally:

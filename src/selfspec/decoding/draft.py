@@ -154,7 +154,7 @@ class LayerDraft:
         limit: most tokens on the path, 0 or more.
         stop: ends the draft earlier; ``None`` drafts ``limit`` tokens without reading their confidence.
         widths: candidates to verify at each position, by confidence; ``None`` is one, a chain.
-        precision: of the weights that draft; ``None`` is the target's own, others are fewer bits.
+        precision: of the weights that draft; ``None`` is the target's own, others have fewer bits.
         guess: guesses what this draft drafts next. Guesses are rows of the forward that drafts the token before them;
             those that turn out to be the draft's own choices save a forward each, and the drafted tokens are the same.
         append: known tokens that follow the finished draft, and are verified after it; left out where tokens are drawn

@@ -23,6 +23,7 @@ from selfspec.model.forward import SequenceState
 from selfspec.runtimes.accelerators import device_name
 from selfspec.runtimes.candidates import Candidate
 from selfspec.runtimes.comparison import Expected, difference, expect, random_stages, run_stages
+from selfspec.runtimes.low_bit import LowBitWeights
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.rounded import round_weights
 from selfspec.runtimes.runner import Runner
@@ -128,12 +129,15 @@ class Trial:
         tried: dict[int, Tried] = {}
         for bits in BITS:
             name, precision = f"{bits} bits", Precision.of(bits)
-            rounded = partial(round_weights, low_bit, precision)
-            expected = lambda made=rounded: self._run_stages(made(), 1)  # noqa: E731
+            expected = partial(self._expect_rounded, low_bit, precision)
             built = self._attempt(name, partial(low_bit.at, precision), expected)
             tried[bits] = built if isinstance(built, Tried) else self._time({name: built})[name]
             low_bit.release(None)
         return tried
+
+    def _expect_rounded(self, low_bit: LowBitWeights, precision: Precision) -> list[list[Expected]]:
+        """What weights of a precision have to give, by the same rounded ones in the model's dtype."""
+        return self._run_stages(round_weights(low_bit, precision), 1)
 
     def _attempt(
         self, name: str, build: Callable[[], Runner], expected: Callable[[], list[list[Expected]]]

@@ -31,7 +31,7 @@ class Experience:
     confident: AcceptanceRate
     """Of tokens of a layer draft, by its confidence."""
     agreed: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(AGREED))
-    """Of those of them that were chosen after a probe, too, by the length of the match."""
+    """Of tokens that lookup finds and that were chosen after a probe, too, by the length of the match."""
 
 
 class KnownTokens:
