@@ -258,7 +258,7 @@ def test_trees_branches_and_gaps(name: str, dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("name", ["llama", "two-windows", "gemma2"])
-@given(prompt=st.integers(1, 70), nodes=st.lists(st.integers(1, 4), min_size=1, max_size=15), data=st.data())
+@given(prompt=st.integers(1, 300), nodes=st.lists(st.integers(1, 4), min_size=1, max_size=15), data=st.data())
 @torch.inference_mode()
 def test_a_path_of_a_tree_gets_what_its_tokens_get_one_by_one(
     name: str, dtype: torch.dtype, prompt: int, nodes: list[int], data: st.DataObject
@@ -292,7 +292,8 @@ def layouts(prefix: int = PREFIX) -> list[tuple[int, dict[str, Any]]]:
 @torch.inference_mode()
 def test_it_computes_what_the_fused_blocks_compute(name: str, dtype: torch.dtype, native_rows: list[int]) -> None:
     rows = [(1, {}), (3, {}), (7, {}), (16, {}), *layouts()]
-    for request in (Request(PREFIX, count, layout=layout) for count, layout in rows):
+    requests = [Request(PREFIX, count, layout=layout) for count, layout in rows]
+    for request in (*requests, Request(300, 7)):
         outputs = []
         for runtime in ("compiled", "fused"):
             stream, forward, _ = request.begin(target(name, dtype, runtime))

@@ -1,7 +1,9 @@
 // Attention of a few rows of one sequence to slots of its cache.
 //
-// The sums of a query run over slots one by one, and a slot that it does not see adds zero. So a query gets the same
-// bits whichever slots that it does not see stand between the others.
+// Queries of a key head run together, a stretch of slots at a time, so that its keys and values are in the first caches
+// while tiles of queries pass; in that time those of the next stretch are fetched. The sums of a query run over slots one
+// by one, and a slot that it does not see adds zero. So a query gets the same bits whichever slots that it does not see
+// stand between the others, and whichever queries run beside it.
 
 #pragma once
 
@@ -11,8 +13,9 @@ namespace {
 
 constexpr long DIM_STEP = 32;   // the size of a head is a multiple of it
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
-constexpr long QUERIES = REGISTERS == 32 ? 6 : 4;  // most queries that read the keys and values of a key head together
-constexpr int TOTALS = REGISTERS == 32 ? 24 : 8;   // vectors of outputs that fit the registers
+constexpr long QUERIES = 24;    // most queries that read the keys and values of a key head together
+constexpr int QUERY_TILE = REGISTERS == 32 ? 6 : 4;  // most queries of a tile
+constexpr int TOTALS = REGISTERS == 32 ? 24 : 8;     // vectors of sums that fit the registers
 
 // Sizes of an attention branch.
 struct Heads {
@@ -34,6 +37,7 @@ struct View {
 template <class T, class Slots> struct Attention {
     using L = Lanes<T>;
     using P = ProductLanes<T>;
+    using V = ValueLanes<T>;
     const Heads& sizes;
     const View& view;
     const T* queries;
@@ -44,11 +48,16 @@ template <class T, class Slots> struct Attention {
     T* out;
     long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
 
-    // Some queries of a key head, at most R, from one on. scores has room for as many times the slots.
-    template <int R = QUERIES> void run_some(long head, long query, long some, float* scores) const {
-        if constexpr (R > 1)
-            if (some < R) return run_some<R - 1>(head, query, some, scores);
-        run<R>(head, query, scores);
+    // At most QUERIES queries of a key head, from one on. ``scores`` has room for as many times the slots.
+    void run(long head, long query, long some, float* scores) const {
+        const Range seen{range(query).from, range(query + some - 1).to};
+        score(head, query, some, seen, scores);
+        float sums[QUERIES];
+        for (long i = 0; i < some; i++) {
+            sums[i] = soften(head, query + i, seen, scores + i * slots);
+            V::lay_out(scores + i * slots + seen.from, seen.to - seen.from);
+        }
+        mix(head, query, some, seen, scores, sums);
     }
 
   private:
@@ -61,68 +70,119 @@ template <class T, class Slots> struct Attention {
         const long to = slots - rows + query / group + 1;
         return {view.window ? std::max(0L, to - view.window) : 0, to};
     }
+    // Where a query is among those of all heads, and its output among all outputs.
+    const T* query_at(long head, long query) const {
+        return queries + (query / group * sizes.all() + head * group + query % group) * dim;
+    }
+    T* out_at(long head, long query) const {
+        return out + (query / group * sizes.heads + head * group + query % group) * dim;
+    }
+    // Calls a function for each tile of queries with its size, as a constant, and the first of them.
+    template <class Function> static void each_tile(long some, const Function& function) {
+        const long tiles = (some + QUERY_TILE - 1) / QUERY_TILE;
+        for (long i = 0; i < tiles; i++) call<QUERY_TILE>(i * some / tiles, (i + 1) * some / tiles, function);
+    }
+    template <int R, class Function> static void call(long from, long to, const Function& function) {
+        if constexpr (R > 1)
+            if (to - from < R) return call<R - 1>(from, to, function);
+        function(std::integral_constant<int, R>(), from);
+    }
 
-    template <int R> void run(long head, long query, float* scores) const {
-        const Range seen{range(query).from, range(query + R - 1).to};
-        score<R>(head, query, seen, scores);
-        float whole[R];
-        for (int r = 0; r < R; r++) whole[r] = soften(head, query + r, seen, scores + r * slots);
-        constexpr int PARTS = power_below(std::min(TOTALS / R, 64 / LANES)), HALF = 32 / LANES;
+    void score(long head, long query, long some, const Range& seen, float* scores) const {
+        const long blocks = dim / P::width, stretch = STRETCH / 2;
+        Block<T> laid[QUERIES * MOST_DIM / P::width];  // by tile
+        each_tile(some, [&](auto size, long first) {
+            for (long i = 0; i < blocks * size; i++) {
+                const T* from = query_at(head, query + first + i % size) + i / size * P::width;
+                for (int part = 0; part < P::parts; part++) laid[first * blocks + i].parts[part] = P::part(from, part);
+            }
+        });
+        T room[Slots::room];
+        for (long slot = seen.from, count; slot < seen.to; slot += count) {
+            count = std::min(stretch, seen.to - slot);
+            const T* keys = cached.rows(head, slot, count, room);
+            each_tile(some, [&](auto size, long first) {
+                const T* next = keys + (stretch + stretch * first / some) * dim;  // each tile fetches its share
+                score_tile<size>(laid + first * blocks, keys, count, scores + first * slots + slot, next, some);
+            });
+        }
+    }
+    template <int R>
+    void score_tile(const Block<T>* laid, const T* keys, long count, float* scores, const T* next, long some) const {
+        constexpr int C = R > 3 ? columns<T>(R) : std::min(LANES, 2 * columns<T>(R));
+        Ahead ahead{reinterpret_cast<const char*>(next), C * LINE * R / some};
+        long slot = 0;
+        for (; slot + C <= count; slot += C, ahead.from += dim / P::width * ahead.step)
+            score_slots<R, C>(laid, keys + slot * dim, ahead, scores + slot);
+        for (; slot < count; slot++) score_slots<R, 1>(laid, keys + slot * dim, ahead, scores + slot);
+    }
+    template <int R, int C> void score_slots(const Block<T>* laid, const T* keys, const Ahead& ahead, float* scores) const {
+        Floats total[R][C] = {};
+        add_blocks<R, C, T>(total, laid, keys, dim, dim / P::width, ahead);
+        sum_lanes<R, C>(total, scores);
+    }
+    template <int R, int C> void sum_lanes(Floats (*total)[C], float* scores) const {
+        constexpr int MOST = LANES / C, SOME = std::min(R, MOST);  // queries
+        if constexpr (R > MOST) sum_lanes<R - MOST, C>(total + MOST, scores + MOST * slots);
+        float sums[LANES];
+        const Floats found = scale * sum_each<SOME * C>(total[0]);
+        std::memcpy(sums, &found, sizeof(sums));
+        for (int r = 0; r < SOME; r++) std::copy_n(sums + r * C, C, scores + r * slots);
+    }
+
+    void mix(long head, long query, long some, const Range& seen, const float* scores, const float* sums) const {
+        const long vectors = dim / LANES;
+        Floats totals[QUERIES * (MOST_DIM / LANES)];
+        std::fill_n(totals, some * vectors, Floats{});
+        T room[Slots::room];
+        for (long slot = seen.from, count; slot < seen.to; slot += count) {
+            count = std::min(STRETCH, seen.to - slot);
+            const T* values = cached.rows(sizes.value_of(head), slot, count, room);
+            each_tile(some, [&](auto size, long first) {
+                const T* next = values + (STRETCH + STRETCH * first / some) * dim;  // each tile fetches its share
+                const float* weights = V::weights(scores + first * slots + seen.from, slot - seen.from);
+                mix_tile<size>(values, count, weights, totals + first * vectors, next, some);
+            });
+        }
+        for (long i = 0; i < some; i++) {
+            Floats* total = totals + i * vectors;
+            T* to = out_at(head, query + i);
+            for (long part = 0; part < vectors; part++) total[part] /= sums[i];
+            for (long part = 0; part < vectors; part += L::parts) L::store(to + part * LANES, total + part);
+        }
+    }
+    template <int R>
+    void mix_tile(const T* values, long count, const float* weights, Floats* totals, const T* next, long some) const {
+        constexpr int PARTS = power_below(std::min(TOTALS / R, 64 / LANES)), HALF = std::min(PARTS, 32 / LANES);
+        const long step = PARTS * LANES * V::slots * R / some;
         long start = 0;
-        for (; start + PARTS * LANES <= dim; start += PARTS * LANES) mix<R, PARTS>(head, query, start, seen, scores, whole);
-        if (start < dim) mix<R, std::min(PARTS, HALF)>(head, query, start, seen, scores, whole);
+        for (; start + PARTS * LANES <= dim; start += PARTS * LANES, next += STRETCH / V::slots * step)
+            add_values<R, PARTS>(values + start, count, weights, totals + start / LANES, next, step);
+        if (start < dim) add_values<R, HALF>(values + start, count, weights, totals + start / LANES, next, step);
     }
     static constexpr int power_below(int most) { return most < 2 ? 1 : 2 * power_below(most / 2); }
-    // PARTS vectors of each query's output, from entry ``start`` of the head on. Not inlined: a compiler that has the whole
-    // attention before it keeps the totals in memory.
+    // Adds weighted values to PARTS vectors of the totals of R queries; meanwhile fetches ``step`` numbers with each. Not
+    // inlined: a compiler that has the whole attention before it keeps the totals in memory.
     template <int R, int PARTS>
-    __attribute__((noinline)) void mix(long head, long query, long start, const Range& seen, const float* scores, const float* whole) const {
-        Floats total[R][PARTS] = {};
-        const typename Slots::Cached* row = cached.row(sizes.value_of(head), seen.from);
-        for (long slot = seen.from; slot < seen.to; slot++, row += cached.width)
-            add_value<R, PARTS>(total, row, start, scores + slot);
-        for (int r = 0; r < R; r++) {
-            for (int i = 0; i < PARTS; i++) total[r][i] /= whole[r];
-            Slots::template store<PARTS>(
-                out + ((query + r) / group * sizes.heads + head * group + (query + r) % group) * dim + start, total[r]);
-        }
-    }
-    template <int R, int PARTS>
-    void add_value(Floats (&total)[R][PARTS], const typename Slots::Cached* row, long start, const float* scores) const {
+    __attribute__((noinline)) void add_values(const T* row, long count, const float* weights, Floats* totals, const T* next,
+                                              long step) const {
+        constexpr int LINES = (PARTS * LANES * V::slots * sizeof(T) + LINE - 1) / LINE;
+        const long vectors = dim / LANES;
+        Floats total[R][PARTS];
+        for (int r = 0; r < R; r++) std::copy_n(totals + r * vectors, PARTS, total[r]);
+        for (long slot = 0; slot < count; slot += V::slots, row += V::slots * dim, weights++, next += step) {
+            const T* second = slot + 1 < count ? row + dim : row;  // of a pair
 #pragma GCC unroll 8
-        for (int i = 0; i < PARTS; i++) {
-            const Floats part = cached.part(row, start, i);
+            for (int i = 0; i < LINES; i++) __builtin_prefetch(reinterpret_cast<const char*>(next) + i * LINE, 0, 2);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) total[r][i] = L::add(total[r][i], spread(scores[r * slots]), part);
+            for (int i = 0; i < PARTS; i++) {
+                const long entry = i / L::parts * L::width;
+                const auto part = V::part(row + entry, second + entry, i % L::parts);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) total[r][i] = V::add(total[r][i], weights + r * slots, part);
+            }
         }
-    }
-    template <int R> void score(long head, long query, const Range& seen, float* scores) const {
-        const long blocks = dim / P::width;
-        Block<T> laid[R * MOST_DIM / P::width];
-        for (int r = 0; r < R; r++) {
-            const T* from = queries + ((query + r) / group * sizes.all() + head * group + (query + r) % group) * dim;
-            for (long block = 0; block < blocks; block++)
-                for (int part = 0; part < P::parts; part++)
-                    laid[block * R + r].parts[part] = P::part(from + block * P::width, part);
-        }
-        constexpr int C = R > 3 ? columns<T>(R) : std::min(LANES, 2 * columns<T>(R));
-        T room[Slots::room];
-        for (long first = seen.from, count; first < seen.to; first += count) {
-            count = std::min(Slots::some, seen.to - first);
-            const T* from = cached.rows(head, first, count, room);
-            long i = 0;
-            for (; i + C <= count; i += C) score_slots<R, C>(laid, from, i, scores + first);
-            for (; i < count; i++) score_slots<R, 1>(laid, from, i, scores + first);
-        }
-    }
-    template <int R, int C> void score_slots(const Block<T>* laid, const T* from, long slot, float* scores) const {
-        Floats total[R][C] = {};
-        const Ahead ahead{reinterpret_cast<const char*>(from + (slot + 3 * C) * dim), C * LINE};
-        add_blocks<R, C, T>(total, laid, from + slot * dim, dim, dim / P::width, ahead);
-        for (int r = 0; r < R; r++) {
-            const Floats sums = scale * sum_each<C>(total[r]);
-            std::memcpy(scores + r * slots + slot, &sums, C * sizeof(float));
-        }
+        for (int r = 0; r < R; r++) std::copy_n(total[r], PARTS, totals + r * vectors);
     }
 
     // The scores of a query to their exponentials, 0 for slots that it does not see; returns their sum, with that of the sink.
@@ -141,7 +201,7 @@ template <class T, class Slots> struct Attention {
 #pragma omp simd reduction(max : highest)
         for (long slot = seen.from; slot < seen.to; slot++) highest = scores[slot] > highest ? scores[slot] : highest;
 #pragma omp simd
-        for (long slot = seen.from; slot < seen.to; slot++) scores[slot] = exponential(scores[slot] - highest);
+        for (long slot = seen.from; slot < seen.to; slot++) scores[slot] = exponential_below(scores[slot] - highest);
         if (visible)
 #pragma omp simd
             for (long slot = seen.from; slot < seen.to; slot++) scores[slot] *= float(visible[slot]);

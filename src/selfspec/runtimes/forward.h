@@ -9,7 +9,6 @@ namespace {
 
 constexpr long FEW = 4;          // most rows that every thread lays out for itself, which is faster than a barrier
 constexpr long ACTIVATED = 512;  // inputs of a task of an activation
-constexpr long STRETCH = 256;    // slots of a task that unpacks keys and values
 
 // What attention of rows needs besides their views: queries [rows, all heads, dim], and where [rows, heads * dim] goes.
 template <class T> struct Attended {
@@ -295,10 +294,12 @@ template <class T> class Team {
         }
     }
     // The tasks of a key head: about the same number of queries each, fewer than could read keys and values together where
-    // threads would have nothing to do otherwise.
+    // threads would have nothing to do otherwise, or fewer tasks than others.
     long tasks_of(const Heads& sizes, const Part& part) const {
         const long queries = part.rows * sizes.group(), heads = sizes.key_heads * f.part_count;
-        return std::max((queries + QUERIES - 1) / QUERIES, std::min(queries, (f.threads + heads - 1) / heads));
+        long tasks = std::max((queries + QUERIES - 1) / QUERIES, std::min(queries, (f.threads + heads - 1) / heads));
+        while (heads * tasks % f.threads && heads * tasks < 4 * f.threads && (tasks + 1) * QUERY_TILE <= queries) tasks++;
+        return tasks;
     }
     // Slots of a part that any of its rows sees.
     static long slots_of(const Sublayer& s, const Part& part) { return part.start + part.rows - part.views[s.view].first; }
@@ -334,7 +335,7 @@ template <class T> class Team {
         const Attention<T, Slots> attention{sizes, part.views[s.view], queries, cached, part.rows, slots_of(s, part), a.scale,
                                             a.softcap, a.sinks, out};
         const long first = task % tasks * attention.count / tasks, last = (task % tasks + 1) * attention.count / tasks;
-        attention.run_some(task / tasks, first, last - first, own.scores.get());
+        attention.run(task / tasks, first, last - first, own.scores.get());
     }
     // Norms over the queries of a row together, and over its keys.
     void norm_rows(const AttentionWeights& a) const {

@@ -7,6 +7,7 @@
 namespace {
 
 constexpr long MOST_DIM = 576;  // of a head
+constexpr long STRETCH = 128;   // most slots whose keys or values stay in the first caches while queries pass
 constexpr long SHARED = 32;     // numbers of a head with one exponent
 constexpr uint32_t LEAST = 7, NO_NUMBER = 255;  // exponents: the least of a block that is not zero; of one that has none
 
@@ -72,30 +73,20 @@ inline void write(bf16* to, Floats numbers) {
 
 // Keys and values of a layer, [2 * key_heads, capacity, dim], from a slot on: as numbers of the dtype.
 template <class T> struct PlainSlots {
-    using L = Lanes<T>;
-    using Cached = T;
-    static constexpr long some = std::numeric_limits<long>::max(), room = 1;
+    static constexpr long room = 1;
     const T* from;
     long capacity, dim, width = dim;
     PlainSlots(const void* cache, long first, long capacity, long dim)
         : from(static_cast<const T*>(cache) + first * dim), capacity(capacity), dim(dim) {}
 
     const T* row(long head, long slot) const { return from + (head * capacity + slot) * width; }
-    // Some rows, one after the other, as numbers of the dtype.
+    // Some rows, at most STRETCH, one after the other, as numbers of the dtype.
     const T* rows(long head, long slot, long, T*) const { return row(head, slot); }
-    // Vector ``index`` of the entries of a row from one on, in the order that ``store`` takes.
-    Floats part(const T* row, long start, int index) const {
-        return L::part(row + start + index / L::parts * L::width, index % L::parts);
-    }
-    template <int COUNT> static void store(T* to, const Floats* parts) {
-        for (int i = 0; i < COUNT; i += L::parts) L::store(to + i * LANES, parts + i);
-    }
 };
 
-// The same in 8 bits; every number of them is one of the dtype. Rows are unpacked some at a time, parts of them one by one.
+// The same in 8 bits; every number of them is one of the dtype.
 template <class T> struct PackedSlots {
-    using Cached = uint8_t;
-    static constexpr long some = 32, room = some * MOST_DIM;
+    static constexpr long room = STRETCH * MOST_DIM;
     const uint8_t* from;
     long capacity, dim, width = packed_bytes(dim);
     PackedSlots(const void* cache, long first, long capacity, long dim)
@@ -105,19 +96,10 @@ template <class T> struct PackedSlots {
     const T* rows(long head, long slot, long count, T* to) const {
         const uint8_t* each = row(head, slot);
         for (T* next = to; next < to + count * dim; next += dim, each += width) {
-            for (long byte = 0; byte < width; byte += LINE) __builtin_prefetch(each + 2 * some * width + byte);
-            for (long i = 0; i < dim; i += LANES) write(next + i, part(each, i, 0));
+            for (long byte = 0; byte < width; byte += LINE) __builtin_prefetch(each + STRETCH / 2 * width + byte);
+            for (long i = 0; i < dim; i += LANES) write(next + i, unpack(each + i, UNITS.by_exponent[each[dim + i / SHARED]]));
         }
         return to;
-    }
-    Floats part(const uint8_t* row, long start, int index) const {
-        const long entry = start + index * LANES;
-        return unpack(row + entry, UNITS.by_exponent[row[dim + entry / SHARED]]);
-    }
-    template <int COUNT> static void store(T* to, const Floats* parts) {
-        float numbers[COUNT * LANES];
-        std::memcpy(numbers, parts, sizeof(numbers));
-        for (int i = 0; i < COUNT * LANES; i++) to[i] = down<T>(numbers[i]);
     }
 };
 

@@ -42,10 +42,10 @@ template <> inline bf16 down<bf16>(float value) {
 
 template <class T> inline float rounded(float value) { return up(down<T>(value)); }
 
-// The exponential by Cephes' polynomial, which compilers turn into vector code; the error is at most two units in the
-// last place.
-inline float exponential(float x) {
-    x = std::min(std::max(x, -87.0f), 88.0f);
+// The exponential of numbers up to 88 by Cephes' polynomial, which compilers turn into vector code; the error is at most
+// two units in the last place.
+inline float exponential_below(float x) {
+    x = -87.0f > x ? -87.0f : x;
     const float n = std::nearbyint(x * 1.44269504f);
     const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float sum = 1.9875691500e-4f;
@@ -59,6 +59,8 @@ inline float exponential(float x) {
     std::memcpy(&power, &bits, 4);
     return (sum * r * r + r + 1.0f) * power;
 }
+
+inline float exponential(float x) { return exponential_below(88.0f < x ? 88.0f : x); }
 
 // The hyperbolic tangent, by Cephes' polynomial where the exponential would cancel.
 inline float hyperbolic_tangent(float x) {
@@ -160,6 +162,44 @@ template <> struct ProductLanes<bf16> {
     static constexpr int width = 2 * LANES, parts = 1;
     static Part part(const bf16* block, int) { return load<bfloat16x8_t>(block); }
     static Floats add(Floats total, Part a, Part b) { return (Floats)vbfdotq_f32((float32x4_t)total, a, b); }
+};
+#endif
+
+// How weighted values of slots are added up: ``slots`` of them at a time.
+template <class T> struct ValueLanes {
+    static constexpr int slots = 1;
+    static void lay_out(float*, long) {}
+    static const float* weights(const float* laid, long slot) { return laid + slot; }
+    static Floats part(const T* row, const T*, int index) { return Lanes<T>::part(row, index); }
+    static Floats add(Floats total, const float* weight, Floats part) { return multiply_add(total, spread(*weight), part); }
+};
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+// The weights are rounded. The instruction adds the product of the upper halves of words, rounds, and adds that of the lower
+// ones. So the upper ones are of the first slot of a pair, and both give the bits that one after the other would.
+template <> struct ValueLanes<bf16> {
+    static constexpr int slots = 2;
+    // Rounds weights and packs them in place.
+    static void lay_out(float* weights, long count) {
+        long i = 0;
+        for (; i + 2 * LANES <= count; i += 2 * LANES) {
+            const __m512bh packed = _mm512_cvtne2ps_pbh(load<Floats>(weights + i + LANES), load<Floats>(weights + i));
+            const Words pairs = (Words)_mm512_rol_epi32((__m512i)packed, 16);
+            std::memcpy(weights + i / 2, &pairs, sizeof(pairs));
+        }
+        for (; i < count; i += 2) {
+            const uint32_t one = down<bf16>(weights[i]).bits, other = i + 1 < count ? down<bf16>(weights[i + 1]).bits : 0;
+            const uint32_t pair = one << 16 | other;
+            std::memcpy(weights + i / 2, &pair, sizeof(pair));
+        }
+    }
+    static const float* weights(const float* laid, long slot) { return laid + slot / 2; }
+    static Words part(const bf16* row, const bf16* next, int index) {
+        const Words one = load<Words>(row), other = load<Words>(next);
+        return index ? (one & 0xffff0000u) | other >> 16 : one << 16 | (other & 0xffffu);
+    }
+    static Floats add(Floats total, const float* weights, Words parts) {
+        return _mm512_dpbf16_ps(total, (__m512bh)spread(load<int32_t>(weights)), (__m512bh)parts);
+    }
 };
 #endif
 
