@@ -32,8 +32,8 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 }
 """All in float32, where text may not depend on how many rows run together."""
 
-NAMES = sorted({*METHODS} - {"mtp", "autoregressive"})
-"""``mtp`` needs a checkpoint with a head of its own (``methods/test_mtp.py``)."""
+NAMES = sorted({*METHODS} - {"mtp", "autoregressive", "sparse"})
+"""``mtp`` needs a checkpoint with a head of its own (``methods/test_mtp.py``), ``sparse`` a long text."""
 
 
 @pytest.fixture(autouse=True)

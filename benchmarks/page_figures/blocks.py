@@ -34,6 +34,11 @@ _CASCADES = (
     "--methods 'auto,suffix,low-bit,cascade(suffix, low-bit)' --peers llama-cpp --out DIR"
 )
 
+_LONG = ("runs/smollm2-q4_1-long-zen4/summary", "runs/qwen-q4_k_m-long-zen4/summary")
+_LONG_TEXTS = (
+    "selfspec bench run --model FILE.gguf --suite text:FILE --context 7000 --methods auto,sparse,suffix --out DIR"
+)
+
 _DEVICE = "selfspec bench device --model smollm2 --widen 8 --dtype bfloat16 --device cuda --out FILE"
 _DEVICES = ("devices/h100-smollm2-x8", "devices/h100-smollm2")
 
@@ -227,6 +232,7 @@ BLOCKS: dict[str, Block] = {
     ),
     "cascades": Block(_WITH_AVX2, _CASCADES, tables.candidates),
     "auto on Zen 4": Block(_ON_ZEN_4, _CASCADES, _auto),
+    "long texts": Block(_LONG, _LONG_TEXTS, tables.candidates),
     "auto with AVX2": Block(_WITH_AVX2, _CASCADES, _auto),
     "auto with AMX": Block(_WITH_AMX, _CASCADES, _auto),
     "auto on a file": Block(_FILE, f"{_RUN} --model FILE", _auto),

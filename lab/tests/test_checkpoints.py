@@ -74,7 +74,7 @@ def test_the_samples_continue_prompts_of_ours(name: str) -> None:
 def test_every_method_writes_the_plain_text(name: str) -> None:
     written = engine(name).generate([texts[0] for texts in PROMPTS.values()], max_new_tokens=24)
     expected = dict(zip(PROMPTS, written, strict=True))
-    methods = [name for name in METHODS if name != "mtp"]  # it needs a head
+    methods = [name for name in METHODS if name not in ("mtp", "sparse")]  # they need a head, and a long text
     for method, domain in zip(methods, itertools.cycle(PROMPTS), strict=False):
         settings = {"recent_tokens": 4} if method == "knapspec" else {}  # so that short outputs have a draft
         result = engine(name, method, **settings).generate(PROMPTS[domain][0], max_new_tokens=24)

@@ -8,9 +8,9 @@ from selfspec.methods import METHODS
 from selfspec.methods.base import Method
 
 METHODS_OF_ANY_MODEL: dict[str, type[Method]] = {
-    name: each for name, each in METHODS.items() if name not in ("low-bit", "mtp")
+    name: each for name, each in METHODS.items() if name not in ("low-bit", "mtp", "sparse")
 }
-"""Methods that need neither kernels nor a head; ``test_low_bit_drafts.py`` and ``test_mtp.py`` try the others."""
+"""Methods that need neither kernels, nor a head, nor a long text; the others have tests of their own."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from selfspec_lab.testing import read_text
 
 MODEL = random_model()
 LAYER_METHODS = [name for name, method in METHODS.items() if issubclass(method.Settings, PrecisionSettings)]
+LAYER_METHODS.remove("sparse")  # it needs a long text (``test_sparse.py``)
 SETTINGS: dict[str, dict[str, Any]] = {
     "uniform": {"skip_ratio": 0.3, "confidence_threshold": 0.0},
     "clasp": {"skipped_layers": 1, "update_interval": 2, "draft_exit_threshold": 0.0, "draft_length": 4},

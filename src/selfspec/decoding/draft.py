@@ -13,6 +13,7 @@ from selfspec.model.kept import KeptSet
 from selfspec.runtimes.chain import Path
 from selfspec.runtimes.mtp_head import MtpHead, MtpText
 from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.seen_text import SeenText
 from selfspec.sampling.acceptance import ROOT, TokenTree
 from selfspec.types import Forecast
 
@@ -160,6 +161,7 @@ class LayerDraft:
         append: known tokens that follow the finished draft, and are verified after it; left out where tokens are drawn
             from the draft's scores. It needs ``stop``.
         choose: chooses each token from the draft's logits; ``None`` chooses as the request does.
+        seen: what of the text it attends to; ``None`` for all of it.
         drop_unsure: a last token whose confidence is below the threshold of ``stop`` is not verified.
         name: of what planned it, where a method has several ways to draft.
         forecast: what the method expects of the round, if it says so.
@@ -178,6 +180,7 @@ class LayerDraft:
     append: Append | None = None
     choose: Chooser | None = None
     drop_unsure: bool = False
+    seen: SeenText | None = None
     name: str | None = None
     forecast: Forecast | None = None
 

@@ -16,6 +16,7 @@ from selfspec.model.transfer import send
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.mtp_head import MtpText
 from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.seen_text import AttentionShares
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
 from selfspec.sampling.rules import Greedy, Rule
@@ -169,6 +170,14 @@ class Drafter(ABC):
         Asked for after ``plan`` in every round, so that states are kept only in rounds that are learned from.
         """
         return ()
+
+    @property
+    def attention_shares(self) -> AttentionShares | None:
+        """What takes down how the verification's attention divides over the text; ``None`` where nothing does.
+
+        Asked for after ``plan``.
+        """
+        return None
 
     @property
     def mask_embedding(self) -> torch.Tensor | None:

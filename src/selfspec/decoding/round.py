@@ -157,6 +157,7 @@ class _Drafting:
             guess=draft.guess,
             choose=None if self._path.native else self._choose,
             drawing=None if self._path in (CHOOSER, WIDTHS) else sequence.drawing,
+            seen=draft.seen,
         )
 
     def _choose(self, logits: Logits, index: int) -> DraftedToken:

@@ -123,6 +123,7 @@ def _request(sequence: Sequence, proposal: Proposal, watched: Collection[int]) -
         depths=None if tree.is_chain else tree.depths,
         visible=None if tree.is_chain else tree.visibility(pending.device),
         capture=watched,
+        shares=sequence.drafter.attention_shares,
         mask_embedding=sequence.drafter.mask_embedding if proposal.probes else None,
     )
 
@@ -159,11 +160,16 @@ def run(
         assert runner.native is not None
         steps = _Run(sequence, draft, _timed(follow, clock), until, limit, runner.native.most_rows)
         runs.append(steps)
-        state, drawing = sequence.state, sequence.drawing
-        mask_embedding = sequence.drafter.mask_embedding
         requests.append(
             DraftRequest(
-                state, sequence.pending, every, limit, mask_embedding=mask_embedding, steps=steps, drawing=drawing
+                sequence.state,
+                sequence.pending,
+                every,
+                limit,
+                mask_embedding=sequence.drafter.mask_embedding,
+                steps=steps,
+                drawing=sequence.drawing,
+                shares=sequence.drafter.attention_shares,
             )
         )
     texts = [sequence.drafter.mtp_text for sequence in sequences]

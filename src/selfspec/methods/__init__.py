@@ -9,6 +9,7 @@ from selfspec.methods import (  # noqa: F401 - they register their methods
     mtp,
     ngram,
     papers,
+    sparse,
     swift,
     token_recycling,
 )

@@ -29,6 +29,9 @@ One forward of the slowest draft that can pay takes most of a step. With a small
 would wait for it: at 0.6 steps a sampled text of 128 tokens was decoded plainly for its first 44.
 """
 
+MOST_CREDIT, _SHARE_OF_PROMPT = 4.0, 0.01
+"""Steps that it may lose after a long prompt, and the share of the prompt's time that those beyond ``CREDIT`` take."""
+
 UNKNOWN = 0.4
 """Doubt in the costs from which on nothing is drafted: a round or two of plain decoding say what a step takes."""
 
@@ -59,7 +62,8 @@ class Allowance:
 
     A conservative bandit (Wu et al. 2016) with plain decoding as its baseline: a round may be run only if the bound
     holds even where none of its draft tokens is accepted. So drafts are paid out of the time that earlier rounds have
-    saved, and out of a small share of plain decoding's own time.
+    saved, and out of a small share of plain decoding's own time. After a long prompt there is more credit, up to
+    ``MOST_CREDIT`` steps: a hundredth of the time that reading it took.
 
     With ``P`` the time that plain decoding takes for the tokens so far and ``A`` the time that was spent, the bound is
     ``A <= B(P) = P + credit + delta max(0, P - 48 steps)``. A round commits at least one token, so it holds after a
@@ -67,9 +71,10 @@ class Allowance:
     them and 2 % of the rest are 3 % of 64 tokens, and less of more.
     """
 
-    def __init__(self, delta: float, credit: float) -> None:
+    def __init__(self, delta: float, credit: float, prompt_seconds: float = 0.0) -> None:
         self._delta = delta
         self._credit = credit
+        self._more = _SHARE_OF_PROMPT * prompt_seconds
         self._plain = 0.0
         self._spent = 0.0
 
@@ -80,7 +85,8 @@ class Allowance:
         """
         plain = self._plain + step
         later = max(0.0, plain - CREDITED * step)
-        return plain + self._credit * step + self._delta * later - self._spent
+        credit = self._credit * step + min(self._more, (MOST_CREDIT - CREDIT) * step)
+        return plain + credit + self._delta * later - self._spent
 
     def regained(self, step: float) -> float:
         """Seconds that a round of plain decoding gives back, if a step takes ``step``; planning it has to take less."""

@@ -34,18 +34,20 @@ struct View {
 };
 
 // Rows of all heads' queries, keys and values, [rows, all heads, dim]; out is [rows, heads * dim].
-template <class T, class Slots> struct Attention {
+template <class T> struct Attention {
     using L = Lanes<T>;
     using P = ProductLanes<T>;
     using V = ValueLanes<T>;
     const Heads& sizes;
     const View& view;
     const T* queries;
-    const Slots& cached;   // from slot ``view.first`` on
+    const Slots<T>& cached;  // from slot ``view.first`` on
     long rows, slots;      // slots from ``view.first`` to the last row's
     float scale, softcap;  // scores are capped where ``softcap`` is not 0
     const T* sinks;        // by query head, the score of a slot without a value that every row sees; or null
     T* out;
+    float* shares;  // [heads, share_blocks], of each block of SEEN slots in the weights of the first row, or null
+    long share_blocks;
     long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
 
     // At most QUERIES queries of a key head, from one on. ``scores`` has room for as many times the slots.
@@ -55,6 +57,7 @@ template <class T, class Slots> struct Attention {
         float sums[QUERIES];
         for (long i = 0; i < some; i++) {
             sums[i] = soften(head, query + i, seen, scores + i * slots);
+            if (shares && query + i < group) note(shares + (head * group + query + i) * share_blocks, scores + i * slots, sums[i]);
             V::lay_out(scores + i * slots + seen.from, seen.to - seen.from);
         }
         mix(head, query, some, seen, scores, sums);
@@ -89,7 +92,7 @@ template <class T, class Slots> struct Attention {
     }
 
     void score(long head, long query, long some, const Range& seen, float* scores) const {
-        const long blocks = dim / P::width, stretch = STRETCH / 2;
+        const long blocks = dim / P::width, stretch = std::min(STRETCH / 2, cached.stretch);
         Block<T> laid[QUERIES * MOST_DIM / P::width];  // by tile
         each_tile(some, [&](auto size, long first) {
             for (long i = 0; i < blocks * size; i++) {
@@ -97,12 +100,13 @@ template <class T, class Slots> struct Attention {
                 for (int part = 0; part < P::parts; part++) laid[first * blocks + i].parts[part] = P::part(from, part);
             }
         });
-        T room[Slots::room];
+        T room[STRETCH * MOST_DIM];
         for (long slot = seen.from, count; slot < seen.to; slot += count) {
             count = std::min(stretch, seen.to - slot);
             const T* keys = cached.rows(head, slot, count, room);
+            const void* coming = cached.at(head, slot + count);
             each_tile(some, [&](auto size, long first) {
-                const T* next = keys + (stretch + stretch * first / some) * dim;  // each tile fetches its share
+                const T* next = static_cast<const T*>(coming) + stretch * first / some * dim;  // each tile fetches its share
                 score_tile<size>(laid + first * blocks, keys, count, scores + first * slots + slot, next, some);
             });
         }
@@ -134,12 +138,13 @@ template <class T, class Slots> struct Attention {
         const long vectors = dim / LANES;
         Floats totals[QUERIES * (MOST_DIM / LANES)];
         std::fill_n(totals, some * vectors, Floats{});
-        T room[Slots::room];
+        T room[STRETCH * MOST_DIM];
         for (long slot = seen.from, count; slot < seen.to; slot += count) {
-            count = std::min(STRETCH, seen.to - slot);
+            count = std::min(cached.stretch, seen.to - slot);
             const T* values = cached.rows(sizes.value_of(head), slot, count, room);
+            const void* coming = cached.at(sizes.value_of(head), slot + count);
             each_tile(some, [&](auto size, long first) {
-                const T* next = values + (STRETCH + STRETCH * first / some) * dim;  // each tile fetches its share
+                const T* next = static_cast<const T*>(coming) + cached.stretch * first / some * dim;
                 const float* weights = V::weights(scores + first * slots + seen.from, slot - seen.from);
                 mix_tile<size>(values, count, weights, totals + first * vectors, next, some);
             });
@@ -156,7 +161,7 @@ template <class T, class Slots> struct Attention {
         constexpr int PARTS = power_below(std::min(TOTALS / R, 64 / LANES)), HALF = std::min(PARTS, 32 / LANES);
         const long step = PARTS * LANES * V::slots * R / some;
         long start = 0;
-        for (; start + PARTS * LANES <= dim; start += PARTS * LANES, next += STRETCH / V::slots * step)
+        for (; start + PARTS * LANES <= dim; start += PARTS * LANES, next += cached.stretch / V::slots * step)
             add_values<R, PARTS>(values + start, count, weights, totals + start / LANES, next, step);
         if (start < dim) add_values<R, HALF>(values + start, count, weights, totals + start / LANES, next, step);
     }
@@ -209,6 +214,16 @@ template <class T, class Slots> struct Attention {
         std::fill(scores + seen.to, scores + all.to, 0.0f);
         const float sum = whole(seen, visible, scores);
         return sinks ? sum + exponential(sink - highest) : sum;
+    }
+    // Moves the shares of blocks halfway to those of a query, whose exponentials are ``scores``.
+    void note(float* to, const float* scores, float sum) const {
+        for (long from = 0; from < slots; from += SEEN, to++) {
+            const long end = std::min(from + SEEN, slots);
+            float own = 0;
+#pragma omp simd reduction(+ : own)
+            for (long slot = from; slot < end; slot++) own += scores[slot];
+            *to = 0.5f * (*to + own / sum);
+        }
     }
     // The sum of a query's exponentials: lane by lane, where a slot's lane is its place among those that the query sees.
     static float whole(Range seen, const bool* visible, const float* scores) {

@@ -31,6 +31,9 @@ struct ChainSequence {
     const long* depths;     // of the rows of a tree [1 + drafted], counted from the first; null for a chain
     const bool* visible;    // which of them each sees [1 + drafted, 1 + drafted]; null for a chain
     const AdaptedSublayer* adapter;  // by sublayer, or null
+    const SeenBlocks* seen;  // as of a part
+    float* shares;
+    long share_blocks;
     long drafted, guessed, finite;  // tokens, how many of them were guessed, and how many from the first on were chosen from
                                     // logits that are all numbers: what comes out
 };
@@ -136,7 +139,7 @@ template <class T> class Links {
             const long window = chain.windows[view];
             own[view] = {nullptr, window ? std::max(0L, start - window + 1) : 0, window};
         }
-        parts.push_back({s.caches, s.capacity, start, long(tokens.size()), 1 + count, own, s.adapter});
+        parts.push_back({s.caches, s.capacity, start, long(tokens.size()), 1 + count, own, s.adapter, s.seen, s.shares, s.share_blocks});
         of_part.push_back(index);
         tokens.push_back(*token);
         tokens.insert(tokens.end(), others, others + count);

@@ -11,6 +11,7 @@ from selfspec.model.forward import Drawing, SequenceState
 from selfspec.model.low_rank import Adapter, LowRankSum
 from selfspec.runtimes.costs.rows import MOST_PROBES
 from selfspec.runtimes.logits import Logits
+from selfspec.runtimes.seen_text import AttentionShares, SeenText
 from selfspec.runtimes.structures import (
     AdaptedSublayer,
     ChainSequence,
@@ -141,6 +142,8 @@ class DraftRequest:
         steps: in place of ``stop`` and ``guess``, where it is the whole model that drafts; only where kernels choose.
         choose: chooses the token of each row; ``None`` where kernels do, and all forwards are one native call.
         drawing: how the kernels draw tokens; ``None`` for those of the largest logits.
+        seen: what of the text its rows see, in native forwards; ``None`` for all of it.
+        shares: takes down how attention divides over the text, in native forwards; ``None`` where none is asked for.
     """
 
     state: SequenceState
@@ -153,6 +156,8 @@ class DraftRequest:
     steps: Steps | None = None
     choose: Choose | None = None
     drawing: Drawing | None = None
+    seen: SeenText | None = None
+    shares: AttentionShares | None = None
 
     def guesses(self, drafted: Sequence[int]) -> list[int]:
         """Guesses of the tokens after the one that the coming forward drafts, as many as may still be drafted."""
@@ -193,6 +198,7 @@ class VerifyRequest:
         state: the sequence; keys and values go to the slots after the committed ones.
         token_ids: long ``[rows]``; ``PROBE`` in rows without a token.
         mask_embedding: ``[hidden]``, their embedding; ``None`` for zero.
+        shares: takes down how attention divides over the text, in native forwards; ``None`` where none is asked for.
         drawing: how the tokens that the rows choose are drawn, where kernels compute the logits.
         depths: position of each row, counted from the first; ``None`` for ``0, 1, 2 …``.
         visible: bool ``[rows, rows]``, which rows each row sees; ``None`` for those up to itself.
@@ -206,6 +212,7 @@ class VerifyRequest:
     visible: torch.Tensor | None = None
     capture: Collection[int] = ()
     mask_embedding: torch.Tensor | None = None
+    shares: AttentionShares | None = None
 
     @property
     def end(self) -> int:
@@ -263,6 +270,8 @@ class Chained:
         guess_count, probe_count = self._write(request.rows(()))
         self.structure = _describe(request, request.state.cache.length + limit)
         self.structure.limit = limit
+        if request.seen is not None:
+            self.structure.seen = pointer(request.seen.structure)
         self.structure.tokens, self.structure.confidences = self._tokens, addressof(self._confidences)
         self.structure.guesses, self.structure.guess_count = self._guesses, guess_count
         self.structure.probes, self.structure.probe_count = self._probes, probe_count
@@ -346,7 +355,7 @@ class Chained:
 def _describe(request: DraftRequest | VerifyRequest, end: int) -> ChainSequence:
     """A sequence for the C++ code, with slots up to ``end``."""
     state, mask_embedding = request.state, request.mask_embedding
-    cache = state.cache
+    cache, shares = state.cache, None if request.shares is None else request.shares.values
     assert end <= cache.capacity, f"slots up to {end} do not fit a cache of {cache.capacity}"
     return ChainSequence(
         caches=cache.addresses,
@@ -355,6 +364,8 @@ def _describe(request: DraftRequest | VerifyRequest, end: int) -> ChainSequence:
         mask_embedding=None if mask_embedding is None else mask_embedding.data_ptr(),
         drawing=describe_drawing(request.drawing, cache.length + 1),
         adapter=native_adapter(state.adapter),
+        shares=None if shares is None else shares.data_ptr(),
+        share_blocks=0 if shares is None else shares.shape[-1],
     )
 
 

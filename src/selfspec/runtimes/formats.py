@@ -6,6 +6,9 @@ weight rows stand side by side in tiles; ``formats.h`` and ``codes.h`` describe 
 
 from dataclasses import dataclass
 
+SEEN = 64
+"""Slots of a block of a text that a draft sees, or not."""
+
 BLOCK = 32
 """Inputs of a weight row that the kernels read together; every group is a number of whole blocks."""
 

@@ -114,7 +114,7 @@ template <class T> class Team {
                 const Heads& sizes = s.attention->sizes;
                 const long slots = slots_of(s, f.parts[part]);
                 most_slots = std::max(most_slots, slots);
-                if (f.packed && tasks_of(sizes, f.parts[part]) > 1)
+                if (f.packed && !f.parts[part].seen && tasks_of(sizes, f.parts[part]) > 1)
                     most_unpacked[part] = std::max(most_unpacked[part], 2 * sizes.key_heads * slots * sizes.dim);
             }
         } else if (s.latent) {
@@ -322,18 +322,26 @@ template <class T> class Team {
         if (unpacked[index])
             attend_to(PlainSlots<T>(unpacked[index].get(), 0, slots_of(s, part), dim), s, a, part, task, own);
         else if (f.packed)
-            attend_to(PackedSlots<T>(cache, first, part.capacity, dim), s, a, part, task, own);
+            attend_chosen(PackedSlots<T>(cache, first, part.capacity, dim), s, a, part, task, own);
         else
-            attend_to(PlainSlots<T>(cache, first, part.capacity, dim), s, a, part, task, own);
+            attend_chosen(PlainSlots<T>(cache, first, part.capacity, dim), s, a, part, task, own);
     }
-    template <class Slots>
-    void attend_to(const Slots& cached, const Sublayer& s, const Attended<T>& a, const Part& part, long task, Own& own) const {
+    void attend_chosen(const Slots<T>& all, const Sublayer& s, const Attended<T>& a, const Part& part, long task, Own& own) const {
+        if (seen_by(s, part))
+            attend_to(ChosenSlots<T>(all, *part.seen, a.layer), s, a, part, task, own);
+        else
+            attend_to(all, s, a, part, task, own);
+    }
+    static bool seen_by(const Sublayer& s, const Part& part) { return part.seen && !part.views[s.view].window; }
+    void attend_to(const Slots<T>& cached, const Sublayer& s, const Attended<T>& a, const Part& part, long task, Own& own) const {
         const Heads& sizes = a.sizes;
+        const View& view = part.views[s.view];
         const T* queries = a.queries + part.first_row * sizes.all() * sizes.dim;
         T* out = a.out + part.first_row * sizes.heads * sizes.dim;
         const long tasks = tasks_of(sizes, part);
-        const Attention<T, Slots> attention{sizes, part.views[s.view], queries, cached, part.rows, slots_of(s, part), a.scale,
-                                            a.softcap, a.sinks, out};
+        const long slots = seen_by(s, part) ? part.seen->slots(part.start + part.rows) : slots_of(s, part);
+        float* shares = part.shares && !view.window ? part.shares + a.layer * sizes.heads * part.share_blocks : nullptr;
+        const Attention<T> attention{sizes, view, queries, cached, part.rows, slots, a.scale, a.softcap, a.sinks, out, shares, part.share_blocks};
         const long first = task % tasks * attention.count / tasks, last = (task % tasks + 1) * attention.count / tasks;
         attention.run(task / tasks, first, last - first, own.scores.get());
     }

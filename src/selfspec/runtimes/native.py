@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, c_bool, c_int, c_long, c_void_p
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,6 +54,14 @@ _KEPT_SETS = 256
 """Number of sets of sublayers that are remembered in the form that a forward takes."""
 
 
+class AttentionShape(NamedTuple):
+    """Of all layers: heads, key heads, and how many of the layers see a whole text."""
+
+    heads: int
+    key_heads: int
+    unbounded: int
+
+
 class NativeForward:
     """Sublayers that can run in a native forward.
 
@@ -70,6 +78,7 @@ class NativeForward:
         limits: by sublayer, most rows of one sequence in a forward (``kernels.row_limit``); 0 where it is not native.
         most_rows: the smallest limit of native sublayers; 0 where there are none.
         is_whole: all sublayers and the head can take part.
+        attention: the shape of all layers' attention; ``None`` where layers differ, or have none.
     """
 
     def __init__(
@@ -89,6 +98,7 @@ class NativeForward:
         turned = [(block.rope, block.turned) for block in attention if block.turns]
         self._turned = {kind: min(size for other, size in turned if other == kind) for kind, _ in turned}
         self._kinds = list(self._turned)
+        self.attention = _attention_of(native)
         self._window_sizes = (c_long * len(self._windows))(*(window or 0 for window in self._windows))
         structures = (
             NativeSublayer() if weights is None else describe_block(block, weights, self._windows, self._kinds)
@@ -364,6 +374,15 @@ class NativeForward:
         assert mask is not None
         assert mask.is_contiguous()
         return View(mask.data_ptr(), first, 0)
+
+
+def _attention_of(blocks: Sequence[Any]) -> AttentionShape | None:
+    """The shape of all attention among some blocks, where they do not differ."""
+    attention: list[Any] = [block for block in blocks if isinstance(block, AttentionSublayer)]
+    found = {(block.heads, getattr(block, "key_heads", 1)) for block in attention}  # heads share a latent
+    if len(found) != 1:
+        return None
+    return AttentionShape(*found.pop(), sum(block.window is None for block in attention))
 
 
 def _rotation(table: tuple[CosSin, int]) -> NativeCosSin:

@@ -8,6 +8,7 @@ namespace {
 
 constexpr long MOST_DIM = 576;  // of a head
 constexpr long STRETCH = 128;   // most slots whose keys or values stay in the first caches while queries pass
+constexpr long SEEN = 64;       // slots of a block that is seen, or not
 constexpr long SHARED = 32;     // numbers of a head with one exponent
 constexpr uint32_t LEAST = 7, NO_NUMBER = 255;  // exponents: the least of a block that is not zero; of one that has none
 
@@ -71,35 +72,75 @@ inline void write(bf16* to, Floats numbers) {
 #endif
 }
 
-// Keys and values of a layer, [2 * key_heads, capacity, dim], from a slot on: as numbers of the dtype.
-template <class T> struct PlainSlots {
-    static constexpr long room = 1;
-    const T* from;
-    long capacity, dim, width = dim;
-    PlainSlots(const void* cache, long first, long capacity, long dim)
-        : from(static_cast<const T*>(cache) + first * dim), capacity(capacity), dim(dim) {}
+// Keys and values of a layer, [2 * key_heads, capacity, dim], from a slot on.
+template <class T> struct Slots {
+    const long stretch;  // most rows at a time
 
-    const T* row(long head, long slot) const { return from + (head * capacity + slot) * width; }
-    // Some rows, at most STRETCH, one after the other, as numbers of the dtype.
-    const T* rows(long head, long slot, long, T*) const { return row(head, slot); }
+    // Some rows, one after the other, as numbers of the dtype; ``room`` is where they may be written.
+    virtual const T* rows(long head, long slot, long count, T* room) const = 0;
+    // Where a row is in memory.
+    virtual const void* at(long head, long slot) const = 0;
+
+  protected:
+    explicit Slots(long stretch) : stretch(stretch) {}
+    ~Slots() = default;
 };
 
-// The same in 8 bits; every number of them is one of the dtype.
-template <class T> struct PackedSlots {
-    static constexpr long room = STRETCH * MOST_DIM;
+// As numbers of the dtype.
+template <class T> struct PlainSlots final : Slots<T> {
+    const T* from;
+    long capacity, dim;
+    PlainSlots(const void* cache, long first, long capacity, long dim)
+        : Slots<T>(STRETCH), from(static_cast<const T*>(cache) + first * dim), capacity(capacity), dim(dim) {}
+
+    const T* rows(long head, long slot, long, T*) const override { return from + (head * capacity + slot) * dim; }
+    const void* at(long head, long slot) const override { return from + (head * capacity + slot) * dim; }
+};
+
+// In 8 bits; every number of them is one of the dtype.
+template <class T> struct PackedSlots final : Slots<T> {
     const uint8_t* from;
     long capacity, dim, width = packed_bytes(dim);
     PackedSlots(const void* cache, long first, long capacity, long dim)
-        : from(static_cast<const uint8_t*>(cache) + first * packed_bytes(dim)), capacity(capacity), dim(dim) {}
+        : Slots<T>(STRETCH), from(static_cast<const uint8_t*>(cache) + first * packed_bytes(dim)), capacity(capacity), dim(dim) {}
 
-    const uint8_t* row(long head, long slot) const { return from + (head * capacity + slot) * width; }
-    const T* rows(long head, long slot, long count, T* to) const {
-        const uint8_t* each = row(head, slot);
-        for (T* next = to; next < to + count * dim; next += dim, each += width) {
-            for (long byte = 0; byte < width; byte += LINE) __builtin_prefetch(each + STRETCH / 2 * width + byte);
+    const T* rows(long head, long slot, long count, T* to) const override {
+        const uint8_t* each = from + (head * capacity + slot) * width;
+        for (T* next = to; next < to + count * dim; next += dim, each += width)
             for (long i = 0; i < dim; i += LANES) write(next + i, unpack(each + i, UNITS.by_exponent[each[dim + i / SHARED]]));
-        }
         return to;
+    }
+    const void* at(long head, long slot) const override { return from + (head * capacity + slot) * width; }
+};
+
+// What of a text the rows of a draft see: of each layer and key head some blocks of slots, and all slots from one on.
+struct SeenBlocks {
+    const int* blocks;  // [layers, key_heads, count], ascending
+    long key_heads, count;
+    long latest;  // the first slot of those that are all seen, a multiple of SEEN
+
+    long slots(long end) const { return count * SEEN + end - latest; }
+    const int* of_layer(long layer) const { return blocks + layer * key_heads * count; }
+};
+
+// Those, as if they followed each other.
+template <class T> struct ChosenSlots final : Slots<T> {
+    const Slots<T>& all;
+    const SeenBlocks& seen;
+    const int* blocks;  // of the layer
+    ChosenSlots(const Slots<T>& all, const SeenBlocks& seen, long layer)
+        : Slots<T>(SEEN), all(all), seen(seen), blocks(seen.of_layer(layer)) {}
+
+    const T* rows(long head, long slot, long count, T* room) const override {
+        return all.rows(head, place(head, slot), count, room);
+    }
+    const void* at(long head, long slot) const override { return all.at(head, place(head, slot)); }
+
+  private:
+    long place(long head, long slot) const {
+        const long block = slot / SEEN;
+        if (block >= seen.count) return seen.latest + slot - seen.count * SEEN;
+        return blocks[head % seen.key_heads * seen.count + block] * SEEN + slot % SEEN;
     }
 };
 

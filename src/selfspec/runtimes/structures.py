@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.model.mxint8 import SHARED
-from selfspec.runtimes.formats import BLOCK, FORMATS, TILE
+from selfspec.runtimes.formats import BLOCK, FORMATS, SEEN, TILE
 from selfspec.runtimes.kernel_build import sources
 
 _FOLDER = Path(__file__).parent
@@ -127,6 +127,10 @@ class AdaptedSublayer(_Native):
     """What an adapter adds to the two products of a sublayer."""
 
 
+class SeenBlocks(_Native):
+    """What of a text the rows of a draft see: blocks of slots, and all slots from one on."""
+
+
 class Part(_Native):
     """The rows of one sequence."""
 
@@ -178,6 +182,7 @@ CONSTANTS = {
     "BLOCK": BLOCK,
     "TILE": TILE,
     "SHARED": SHARED,
+    "SEEN": SEEN,
     **{f"format.{name}": form.number for name, form in FORMATS.items()},
     **{f"inputs.{name}": form.unit for name, form in FORMATS.items()},
     **{f"bytes.{name}": form.unit_bytes for name, form in FORMATS.items()},

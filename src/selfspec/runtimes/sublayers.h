@@ -43,6 +43,9 @@ struct Part {
     long first_row, rows;        // in the stream
     const View* views;
     const AdaptedSublayer* adapter;  // by sublayer, or null
+    const SeenBlocks* seen;  // what they see where there is no window; null for all
+    float* shares;           // [layers, heads, share_blocks], see ``Attention``, of attention without a window; or null
+    long share_blocks;
 };
 
 // Final norm and LM head, of all rows or of some.

@@ -31,6 +31,7 @@ from selfspec.runtimes.products import CompiledProduct
 from selfspec.runtimes.proof import prove
 from selfspec.runtimes.reading import choose_reading
 from selfspec.runtimes.runner import Runner, make_runner
+from selfspec.runtimes.seen_text import AttentionShares
 from selfspec.runtimes.stack import Stack, StackOutput
 from selfspec.runtimes.threads import keep_to_limit
 from selfspec.runtimes.trial_store import build_fastest, find_trial
@@ -223,6 +224,13 @@ class Target:
     def takes_memory_late(self, slots: int) -> bool:
         """Whether a cache of ``slots`` slots takes memory only when they are written."""
         return self.decoder.placement.is_whole and is_taken_late(slots * self.slot_bytes, self.device)
+
+    def attention_shares(self, slots: int) -> AttentionShares | None:
+        """Those of a text in a cache of ``slots``; ``None`` where verifications are not native, and note none."""
+        runner = self.at(None)
+        if runner.native is None or not runner.path().native or (shape := runner.native.attention) is None:
+            return None
+        return AttentionShares(self.decoder.slot_layers, shape.heads, shape.key_heads, slots)
 
     @property
     def independent_rows(self) -> int:

@@ -31,6 +31,7 @@ from selfspec.planning.plans import FilledRows, Known, Plan, fill_rows, plain
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.mtp_head import MtpText
+from selfspec.runtimes.seen_text import AttentionShares
 from selfspec.types import PhaseSeconds
 
 _MOST_FOLLOWED = 16
@@ -62,7 +63,7 @@ class AutoDrafter(Drafter):
         self.verify_costs = verify
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
         self._layers = LayerDrafts(layers, prefill, experience.confident, self._known.lookup, clock)
-        self._allowance = Allowance(delta, CREDIT)
+        self._allowance = Allowance(delta, CREDIT, prefill.seconds)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
         self._backoff = Backoff()
@@ -186,6 +187,11 @@ class AutoDrafter(Drafter):
     def likelihood(self) -> float:
         """The probability that the next token is known, and never more than is ever counted on."""
         return self._known.likelihood
+
+    @property
+    def attention_shares(self) -> AttentionShares | None:
+        """Where layer drafts attend to a part of the text."""
+        return self._layers.attention_shares
 
     @property
     def layer_costs(self) -> LiveCosts | None:

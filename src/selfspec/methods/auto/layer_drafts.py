@@ -34,6 +34,7 @@ from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.rows import CostTable
 from selfspec.runtimes.mtp_head import MtpHead, MtpText
 from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.seen_text import AttentionShares, Reach, SeenText
 from selfspec.runtimes.target import Target
 
 _NEAR, _NEAR_STEP = 0.25, 0.05
@@ -213,6 +214,9 @@ class LayerDrafts:
         confident: what all requests have seen of drafted tokens.
         lookup: in the text; what it finds are guesses in a draft, and follows it.
         clock: times the making of weights.
+
+    Attributes:
+        attention_shares: what drafts see of the text is chosen by them, where they see a part of it.
     """
 
     def __init__(
@@ -226,6 +230,10 @@ class LayerDrafts:
         self._choice, self._lookup, self._clock = choice, lookup, clock
         head = None if choice is None else choice.drafts
         self._head = MtpDrafter(head, MtpSettings(), prefill) if isinstance(head, MtpHead) else None
+        self.attention_shares: AttentionShares | None = None
+        if isinstance(head, Assignment) and head.reach is not None:
+            self._text = prefill.probe
+            self.attention_shares = self._text.target.attention_shares(self._text.state.cache.capacity)
         self._catches_up = False  # whether the head had to read a text in the draft that was planned last
         self._shared, self._confident = confident, confident.of_request(_SHARED, _MEMORY)
         self._drafted = self._forwards = _FIRST_DRAFTED
@@ -256,8 +264,8 @@ class LayerDrafts:
 
         For a single token more may be staked, as it is the least that saves time for longer ones.
         """
-        choice = self._choice
-        if choice is None or not choice.weights.ready:
+        choice, shares = self._choice, self.attention_shares
+        if choice is None or not choice.weights.ready or not (shares is None or shares.noted):
             return None
         verify, costs = planned.of_layers, choice.costs.now(planned.drafting)
         planned.costs = costs
@@ -310,9 +318,15 @@ class LayerDrafts:
             precision=choice.drafts.precision,
             guess=guess,
             append=LookupToAppend(self._lookup, guess, self.acceptance, verify, planned.rate, longest, planned.filled),
+            seen=self._seen(choice.drafts.reach),
             name=planned.name,
             forecast=forecast,
         )
+
+    def _seen(self, reach: Reach | None) -> SeenText | None:
+        """What a draft sees of the text, where that is not all of it."""
+        shares = self.attention_shares
+        return None if shares is None or reach is None else shares.strongest(self._text.committed, reach)
 
     def _make_weights(self, planned: PlannedRound, choice: LayerChoice, worth: float, room: int) -> None:
         """Makes the weights of layer drafts, for the rounds after this one, if drafts save more than that takes.

@@ -28,6 +28,7 @@ from selfspec.runtimes.costs.rows import RowCosts
 from selfspec.runtimes.costs.store import kept_file
 from selfspec.runtimes.kept_file import restored
 from selfspec.runtimes.precision import Precision
+from selfspec.runtimes.seen_text import Reach
 from selfspec.runtimes.target import Target
 from selfspec.runtimes.trial_table import DeviceTrial, Tried
 from selfspec.sampling.rules import seeded_generator
@@ -84,6 +85,8 @@ class Assignment:
 
     kept: KeptSet
     precision: Precision | None = None
+    reach: Reach | None = None
+    """What of a text they attend to; ``None`` for all of it."""
 
     @property
     def is_low_bit(self) -> bool:
@@ -98,6 +101,8 @@ class Assignment:
         if self.precision is not None:
             body, head = self.precision.attention, self.precision.head
             words[:0] = [f"{body} bits"] if body == head else [f"{body} bits, head {head}"]
+        if self.reach is not None:
+            words.append(f"{self.reach.slots} tokens seen")
         return ", ".join(words)
 
 

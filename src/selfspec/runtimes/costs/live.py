@@ -79,6 +79,10 @@ class LiveCosts:
         self._slow: set[int] = set()  # rows whose last forward was slow; 2 if the last one of several was
         self._lock = threading.Lock()
 
+    def recorded(self) -> int:
+        """What was recorded so far (``Target.recorded``)."""
+        return self._count_recorded()
+
     @property
     def factor(self) -> float:
         """Live seconds of one row ÷ those that the costs started from."""

@@ -25,6 +25,8 @@ _SETTLED, _MOST_SETTLING = 0.8, 4
 _BYTES_A_SECOND = 2e10
 _PRODUCTS_A_BYTE = 10
 """Products that a processor makes in the time in which it reads a byte of weights."""
+_ATTENTION_PRODUCTS_A_BYTE = 5
+"""The same of products with keys and values, exponentials included."""
 
 
 def measure_row_costs(
@@ -120,6 +122,31 @@ def estimate_row_costs(target: Target, precision: Precision | None = None) -> Ro
     return RowCosts(
         ROW_COUNTS, tuple(step * share + (rows - 1) * row for rows, share in zip(ROW_COUNTS, read, strict=True))
     )
+
+
+def attention_share(target: Target, slots: int) -> float:
+    """Bytes of keys and values that a row reads of some slots ÷ those of the weights; layers with a window read few."""
+    native = target.at(None).native
+    layers = target.decoder.slot_layers
+    unbounded = layers if native is None or native.attention is None else native.attention.unbounded
+    return max(0, slots) * target.slot_bytes * unbounded / max(1, layers) / max(1, weight_bytes(target))
+
+
+def add_attention(target: Target, costs: RowCosts, slots: int, own: RowCosts) -> RowCosts:
+    """Costs of forwards over a short text as those over one of ``slots``; ``own`` are the target's, over a short one.
+
+    Keys and values are read once, in which time the products of a few rows with them are made.
+    """
+    native = target.at(None).native
+    assert native is not None
+    assert native.attention is not None
+    heads, _, unbounded = native.attention
+    products = 2 * heads * target.decoder.slot_shape[1] * unbounded * slots
+    row = products / (_ATTENTION_PRODUCTS_A_BYTE * _BYTES_A_SECOND)
+    read = attention_share(target, slots) * weight_bytes(target) / _BYTES_A_SECOND
+    scale = own(1) / estimate_row_costs(target)(1)
+    seconds = (short + scale * max(read, rows * row) for rows, short in zip(costs.rows, costs.seconds, strict=True))
+    return RowCosts(costs.rows, tuple(seconds))
 
 
 def _shares_read(target: Target) -> list[float]:
