@@ -34,7 +34,7 @@ _CASCADES = (
     "--methods 'auto,suffix,low-bit,cascade(suffix, low-bit)' --peers llama-cpp --out DIR"
 )
 
-_LONG = ("runs/smollm2-q4_1-long-zen4/summary", "runs/qwen-q4_k_m-long-zen4/summary")
+_LONG = ("runs/smollm2-q4_1-long-zen4/summary",)
 _LONG_TEXTS = (
     "selfspec bench run --model FILE.gguf --suite text:FILE --context 7000 --methods auto,sparse,suffix --out DIR"
 )
