@@ -85,7 +85,7 @@ def test_every_method_writes_the_models_own_text(dtype: torch.dtype, method: str
 
 def test_answers_make_sense() -> None:
     model, tokenizer = load(torch.bfloat16)
-    answer = Engine(model, tokenizer, "suffix").generate(ask("In which city is the Eiffel Tower?"), max_new_tokens=16)
+    answer = Engine(model, tokenizer, "suffix").generate(ask("In which city is the Eiffel Tower?"), max_new_tokens=48)
     assert "Paris" in answer.text
     assert answer.finish_reason == "eos"
 
