@@ -67,7 +67,7 @@ test-gpu: $(INSTALLED)
 # The level is the highest, or that of SELFSPEC_KERNELS; two threads, so that work is divided.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined -O1 -g1
 SANITIZED := $(addprefix tests/,$(addprefix runtimes/test_,adapting.py blocks.py cache_bits.py drawing.py latent.py \
-	low_bit.py mixtures.py native.py quantise.py reading.py recurrent.py several_sequences.py shadow_head.py) \
+	low_bit.py mixtures.py native.py quantise.py reading.py recurrent.py seen_text.py several_sequences.py shadow_head.py) \
 	$(addprefix loading/test_,gguf_experts.py gguf_hybrids.py gguf_model.py mxfp4_checkpoints.py quantised_checkpoints.py) \
 	decoding/test_chains.py decoding/test_runs.py)
 test-sanitized: $(INSTALLED)
