@@ -14,6 +14,7 @@ from selfspec.methods.base import Method
 from selfspec.methods.registry import find_method
 from selfspec.methods.settings import MethodSettings, setting, suggest
 from selfspec.methods.state import LearnedState
+from selfspec.runtimes.seen_text import AttentionShares
 from selfspec.runtimes.target import Target
 
 if TYPE_CHECKING:
@@ -242,6 +243,11 @@ class CascadeDrafter(Drafter):
         if isinstance(draft, NoDraft | TokenDraft):
             draft = replace(draft, follow=None)  # all stages look again after each round
         return replace(draft, name=self._method.methods[level].name)
+
+    @property
+    def attention_shares(self) -> AttentionShares | None:
+        """Of the first stage that drafts by them, which all rounds note: it may draft after any."""
+        return next((stage.attention_shares for stage in self.stages if stage.attention_shares is not None), None)
 
     @property
     def mask_embedding(self) -> torch.Tensor | None:

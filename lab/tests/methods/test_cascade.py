@@ -343,6 +343,15 @@ def test_auto_learns_from_the_rounds_of_others(monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_kernels
+def test_a_stage_that_sees_a_part_of_the_text_is_told_how_attention_divides() -> None:
+    model, text = random_model(max_position_embeddings=1024), prompt(170)
+    settings = {"sparse.latest": 40, "sparse.strongest": 64, "sparse.joint_confidence": 0.0}
+    found = Engine(model, method="cascade(suffix, sparse)", settings=settings).generate(text, max_new_tokens=60)
+    assert found.token_ids == Engine(model, method="autoregressive").generate(text, max_new_tokens=60).token_ids
+    assert any(each.accepted for each in found.rounds if each.drafted_by == "sparse")
+
+
+@needs_kernels
 def test_a_head_follows_the_rounds_of_other_drafts() -> None:
     """It has to keep up with the trees and chains of n-gram drafts."""
     engine, text = Engine.from_pretrained("tiny-mtp", "cascade(suffix, mtp)"), prompt(20) * 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.planning.allowance import CREDIT, CREDITED, Allowance, Trust, stake
+from selfspec.planning.allowance import CREDIT, CREDITED, MOST_CREDIT, Allowance, Trust, stake
 from selfspec.planning.plans import DraftPolicy, Known, Outlook, fill_rows, most_that_fits, plain
 from selfspec.runtimes.costs.rows import RowCosts
 
@@ -80,6 +80,12 @@ def test_time_saved_pays_for_longer_drafts() -> None:
     before = allowance.longest(STEP)
     allowance.note(4, 2 * STEP, STEP)
     assert allowance.longest(STEP) == pytest.approx(before + 2 * STEP)
+
+
+@pytest.mark.parametrize(("prompt_steps", "more"), [(0, 0.0), (100, 1.0), (10_000, MOST_CREDIT - CREDIT)])
+def test_a_long_prompt_gives_a_share_of_its_time_up_to_some_steps(prompt_steps: int, more: float) -> None:
+    allowance = Allowance(0.02, CREDIT, prompt_steps * STEP)
+    assert allowance.longest(STEP) == pytest.approx((1 + CREDIT + more) * STEP)
 
 
 def test_a_plain_round_is_always_allowed() -> None:
