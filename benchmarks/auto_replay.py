@@ -195,9 +195,9 @@ class Replay:
             left = text.answer[written:]
             accepted = common(tokens, left[:-1])
             guess = (WRONG, 0.05) if accepted in probes else None
-            rounds.append(RunRound(planned, tokens, tuple(left[: accepted + 1]), probes, guess))
-            written += accepted + 1
             seconds = self.machine.verify(1 + len(tokens) + len(probes))
+            rounds.append(RunRound(planned, tokens, tuple(left[: accepted + 1]), probes, guess, seconds=seconds))
+            written += accepted + 1
             total += seconds
             self._spend(planned, seconds + self.planning / 4)
             if written == len(text.answer) or len(rounds) == LONGEST_RUN or planned.follow is None:

@@ -15,7 +15,7 @@ from selfspec.runtimes.target import Target
 class GivenCosts(LiveCosts):
     """Costs that live rounds do not move."""
 
-    def note(self, forwards: Sequence[int], seconds: float) -> None:
+    def note_kinds(self, timed: Sequence[tuple[Sequence[int], float]]) -> None:
         """Counts nothing."""
 
 

@@ -70,13 +70,18 @@ def test_drafts_at_few_bits_may_see_a_part_too(dtype: torch.dtype) -> None:
     assert result.accepted > 0
 
 
-def test_what_is_processed_in_python_sees_all_of_the_text() -> None:
-    """A penalty keeps the kernels from choosing the tokens of a draft."""
-    params = SamplingParams(max_new_tokens=40, repetition_penalty=1.1)
+@pytest.mark.parametrize("penalty", [1.1, 1.0 + 1e-7])
+def test_drafts_whose_tokens_python_chooses_see_the_same(penalty: float) -> None:
+    """As where there are penalties. One that changes nothing shows that drafts are those of the kernels."""
+    params = SamplingParams(max_new_tokens=40, repetition_penalty=penalty, ignore_eos=True)
     expected = engine(torch.float32, "autoregressive").generate(prompt(400), params)
     result = engine(torch.float32).generate(prompt(400), params)
     assert result.token_ids == expected.token_ids
-    assert result.accepted > 0
+    assert 0 < result.accepted < result.drafted
+    if penalty < 1.1:
+        own = engine(torch.float32).generate(prompt(400), max_new_tokens=40, ignore_eos=True)
+        assert own.token_ids == result.token_ids
+        assert (own.drafted, own.accepted) == (result.drafted, result.accepted)
 
 
 def test_a_short_text_is_decoded_plainly() -> None:
@@ -99,7 +104,7 @@ def short_reach(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_reach")
 def test_auto_takes_them_on_long_texts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where attention is a good part of a step by the costs; the text is that of plain decoding."""
-    monkeypatch.setattr(LiveCosts, "note", lambda *_: None)
+    monkeypatch.setattr(LiveCosts, "note_kinds", lambda *_: None)
     seen, plan = [], AutoDrafter.plan
 
     def planned(drafter: AutoDrafter) -> Any:
@@ -117,22 +122,51 @@ def test_auto_takes_them_on_long_texts(dtype: torch.dtype, monkeypatch: pytest.M
     assert sum(each.drafted for each in layered) > 0, "of a random model they are hardly ever right"
     method = own.method
     assert isinstance(method, Auto)
-    verify = method._ready.of_text("greedy", 3000)[0]
-    assert verify is not method._ready.verify
-    assert method._ready.of_text("greedy", 3100)[0] is verify
-    assert method._ready.of_text("greedy", 100)[0] is method._ready.verify
+    texts = method._ready.long_texts["greedy"]
+    assert texts.of(3000) is texts.of(texts.of(3000).end - 1)
+    assert texts.of(3000) is not texts.of(texts.of(3000).end)
+
+
+@pytest.mark.usefixtures("short_reach")
+@pytest.mark.parametrize("count", [1, 2])
+def test_auto_takes_them_where_an_answer_becomes_long(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where on other costs count; runs of rounds end there."""
+    monkeypatch.setattr(LiveCosts, "note_kinds", lambda *_: None)
+    monkeypatch.setattr(long_texts, "_LEAST_SHARE", 0.02)
+    changes, follow = list[int](), AutoDrafter.follow_length
+
+    def followed(drafter: AutoDrafter) -> None:
+        before = drafter.verify_costs
+        follow(drafter)
+        if drafter.verify_costs is not before:
+            changes.append(drafter._length)
+
+    monkeypatch.setattr(AutoDrafter, "follow_length", followed)
+    own = engine(torch.float32, "auto", max_batch=count)
+    method = own.method
+    assert isinstance(method, Auto)
+    texts = method._ready.long_texts["greedy"]
+    prompts = [prompt(int(texts.least) - 40 - index, index) for index in range(count)]
+    params = SamplingParams(max_new_tokens=int(texts.of(int(texts.least)).end - texts.least) + 100, ignore_eos=True)
+    plain = engine(torch.float32, "autoregressive")
+    results = own.generate(prompts, params)
+    assert [each.token_ids for each in results] == [plain.generate(each, params).token_ids for each in prompts]
+    ends = [texts.least, texts.of(int(texts.least)).end]
+    assert len(changes) == 2 * count
+    assert changes[:count] == pytest.approx([ends[0]] * count, abs=64)
+    assert changes[count:] == pytest.approx([ends[1]] * count, abs=64)
+    if count == 1:
+        layered = [each for each in results[0].rounds if "104 tokens seen" in str(each.drafted_by)]
+        assert sum(each.drafted for each in layered) > 0
 
 
 def test_what_auto_expects_of_a_long_text_rises_with_its_length() -> None:
     target = engine(torch.float32).target
     share = long_texts.attention_share
     assert share(target, 2000) == pytest.approx(2 * share(target, 1000))
-    assert share(target, -5) == 0
     method = engine(torch.float32, "auto").method
     assert isinstance(method, Auto)
-    long = method._ready.of_text("greedy", 3000)
-    assert long[0] is not method._ready.verify
-    assert long[0](1) > 1.2 * method._ready.verify(1)
-    assert long[0](32) > long[0](1)
-    assert long[1] is not None
-    assert long[1].costs(1) < long[0](1)
+    long = method._ready.long_texts["greedy"].of(3000)
+    assert long.verify(1) > 1.2 * method._ready.verify(1)
+    assert long.verify(32) > long.verify(1)
+    assert long.layers.costs(1) < long.verify(1)

@@ -303,7 +303,7 @@ def test_a_head_start_changes_nothing(
     lay_out, run = Runner.lay_out, Runner.run
 
     def noted(runner: Runner, state: SequenceState, rows: int, **layout: Any) -> Forward:
-        if rows == 1 and set(layout) == {"start", "drawing"}:  # a step of a draft
+        if rows == 1 and set(layout) == {"start", "drawing", "seen"}:  # a step of a draft
             begun.append(layout["start"])
         return lay_out(runner, state, rows, **layout)
 

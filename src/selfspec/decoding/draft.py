@@ -247,6 +247,7 @@ class RunRound:
         token_ids: the tokens of the round.
         probed_token: as ``Feedback.probed_token``.
         confidences: of the drafted tokens, where a head drafted them.
+        seconds: of its forward; where several sequences share the run, with what planning the others took.
     """
 
     draft: RunDraft
@@ -255,6 +256,12 @@ class RunRound:
     probes: tuple[int, ...] = ()
     probed_token: tuple[int, float] | None = None
     confidences: tuple[float, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Of its verification."""
+        return 1 + len(self.drafted) + len(self.probes)
 
     @cached_property
     def accepted(self) -> int:

@@ -239,6 +239,7 @@ class _Run:
         self._coming = NextRows()
         self._written = 0  # tokens of the rounds so far
         self._rounds: list[RunRound] = []
+        self._began = time.perf_counter()  # the forward of the round
 
     def note(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
         """Ends a round."""
@@ -251,6 +252,7 @@ class _Run:
         if draft is None:
             return None
         self._coming = self._rows_of(draft, self._limit - self._written - 1)
+        self._began = time.perf_counter()
         return self._coming
 
     def _rows_of(self, draft: RunDraft, room: int) -> NextRows:
@@ -266,11 +268,12 @@ class _Run:
 
     def _conclude(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
         """Notes the round that has ended, if there was one."""
+        seconds = time.perf_counter() - self._began
         if isinstance(self._planned, RunDraft) and len(drafted) > self._written:
             coming, token_ids = self._coming, tuple(drafted[self._written :])
             head = coming.head or HeadDraft(0)
-            known, confidences = (*coming.known, *head.token_ids), tuple(head.confidences)
-            self._rounds.append(RunRound(self._planned, known, token_ids, tuple(coming.probes), probed, confidences))
+            known, probes, confidences = (*coming.known, *head.token_ids), tuple(coming.probes), tuple(head.confidences)
+            self._rounds.append(RunRound(self._planned, known, token_ids, probes, probed, confidences, seconds))
         self._written = len(drafted)
 
     def rounds(self, token_ids: list[int]) -> tuple[RunRound, ...]:

@@ -62,6 +62,7 @@ class Rows:
         visible: bool ``[count, end - prefix]`` (query, slot from ``prefix`` on), or ``None`` for causal rows.
         drawing: how each row's next token is drawn, if the forward can do that.
         settled: all rows will be committed, whatever they give, as those of a prompt.
+        seen: what of the text they see where they run natively (``SeenText``); ``None`` for all of it.
         memo: what is computed once for all layers.
     """
 
@@ -73,6 +74,7 @@ class Rows:
     visible: torch.Tensor | None = None
     drawing: Drawing | None = None
     settled: bool = False
+    seen: Any = None
     memo: dict[str, Any] = field(default_factory=dict)
     _masks: dict[tuple[int | None, torch.dtype | None, bool, int], torch.Tensor | None] = field(default_factory=dict)
 

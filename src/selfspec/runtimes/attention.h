@@ -15,7 +15,7 @@ constexpr long DIM_STEP = 32;   // the size of a head is a multiple of it
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 constexpr long QUERIES = 24;    // most queries that read the keys and values of a key head together
 constexpr int QUERY_TILE = REGISTERS == 32 ? 6 : 4;  // most queries of a tile
-constexpr int TOTALS = REGISTERS == 32 ? 24 : 8;     // vectors of sums that fit the registers
+constexpr int TOTALS = REGISTERS == 32 ? 24 : LANES == 8 ? 12 : 8;  // vectors of sums that fit the registers
 
 // Sizes of an attention branch.
 struct Heads {
@@ -113,7 +113,8 @@ template <class T> struct Attention {
     }
     template <int R>
     void score_tile(const Block<T>* laid, const T* keys, long count, float* scores, const T* next, long some) const {
-        constexpr int C = R > 3 ? columns<T>(R) : std::min(LANES, 2 * columns<T>(R));
+        // With AVX2 as many as make one vector of scores.
+        constexpr int C = LANES == 8 ? LANES / R : R > 3 ? columns<T>(R) : std::min(LANES, 2 * columns<T>(R));
         Ahead ahead{reinterpret_cast<const char*>(next), C * LINE * R / some};
         long slot = 0;
         for (; slot + C <= count; slot += C, ahead.from += dim / P::width * ahead.step)

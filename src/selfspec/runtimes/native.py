@@ -360,7 +360,10 @@ class NativeForward:
         assert rows.end <= cache.capacity, f"slots up to {rows.end} do not fit a cache of {cache.capacity}"
         views = (View * len(self._windows))(*(self._view(rows, window) for window in self._windows))
         adapter = native_adapter(rows.sequence.adapter)
-        return Part(cache.addresses, cache.capacity, rows.start, first_row, rows.count, views, adapter)
+        part = Part(cache.addresses, cache.capacity, rows.start, first_row, rows.count, views, adapter)
+        if rows.seen is not None:
+            part.seen = ctypes.pointer(rows.seen.structure)
+        return part
 
     def _view(self, rows: Rows, window: int | None) -> View:
         first = rows.first_slot(window)

@@ -250,7 +250,9 @@ class _Stepping(DraftedTokens):
         guesses = [] if request.guess is None else request.guesses([int(token) for token in self.tokens])
         token = self.tokens[-1] if self.tokens else request.pending
         start = request.state.cache.length + len(self.tokens)
-        layout = runner.lay_out(request.state, 1 + len(guesses), start=start, drawing=request.drawing)
+        layout = runner.lay_out(
+            request.state, 1 + len(guesses), start=start, drawing=request.drawing, seen=request.seen
+        )
         if guesses:
             token = torch.cat([token, transfer.send(guesses, token.device)])
         self._begun = _Step(layout, runner.embed(token, layout), guesses)

@@ -23,6 +23,7 @@ from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.native import NativeForward
 from selfspec.runtimes.packed import LowBitEmbedding, PackedWeights, look_up
 from selfspec.runtimes.products import Function, Product, is_ordinary, is_plain, signature
+from selfspec.runtimes.seen_text import SeenText
 
 
 @dataclass
@@ -162,6 +163,7 @@ class Stack:
         visible: torch.Tensor | None = None,
         drawing: Drawing | None = None,
         settled: bool = False,
+        seen: SeenText | None = None,
     ) -> Forward:
         """Lays out the rows of one sequence in a forward.
 
@@ -176,12 +178,23 @@ class Stack:
             drawing: how the tokens that the rows choose are drawn, where a native forward computes their logits
                 (``Logits.drawn``).
             settled: all rows will be committed, whatever they give, as those of a prompt.
+            seen: what of the text the rows see where they run natively; all of it if not given.
         """
         like = self._decoder.like
         assert (visible is None and depths is None and prefix in (None, start)) or self._decoder.tree_refusal is None
         start = sequence.cache.length if start is None else start
         prefix = start if prefix is None else prefix
-        part = Rows(sequence, start, rows, prefix, None if depths is None else tuple(depths), visible, drawing, settled)
+        part = Rows(
+            sequence,
+            start,
+            rows,
+            prefix,
+            None if depths is None else tuple(depths),
+            visible,
+            drawing,
+            settled,
+            seen,
+        )
         self.rope.reserve(like, part.end)
         return Forward((part,), self.rope, like)
 

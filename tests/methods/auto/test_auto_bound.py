@@ -183,12 +183,13 @@ def play_run(
     planning = clock.now - began
     while len(planned) == len(drafters):
         own = [drafted_by(*each) for each in zip(planned, adversaries, strict=True)]
+        seconds = VERIFY(sum(1 + len(each.tokens) + len(each.probes) for each in own))
         for index, (draft, played, adversary) in enumerate(zip(planned, own, adversaries, strict=True)):
             accepted = adversary.accepts(len(played.tokens))
             committed = (*played.tokens[:accepted], adversary.token())
             guess = (adversary.token(), 0.9) if accepted in played.probes else None
-            rounds[index].append(RunRound(draft, tuple(played.tokens), committed, played.probes, guess))
-        seconds = VERIFY(sum(1 + len(each.tokens) + len(each.probes) for each in own))
+            done = RunRound(draft, tuple(played.tokens), committed, played.probes, guess, seconds=seconds)
+            rounds[index].append(done)
         total += seconds
         planned_within = len(rounds[0]) > 1
         yield [len(each[-1].token_ids) for each in rounds], seconds + planned_within * len(drafters) * overhead
@@ -216,6 +217,7 @@ def play(
     overhead: float = 0.0,
     run: int = 1,
     clock: Clock | None = None,
+    verify: LiveCosts | None = None,
 ) -> Iterator[Moment]:
     """Plays rounds until every sequence has ``tokens`` tokens.
 
@@ -226,9 +228,14 @@ def play(
         overhead: seconds of planning and learning in a round of a sequence.
         run: most rounds of one sequence that follow each other in one call.
         clock: which time passes on; one of its own if not given.
+        verify: what verifications are taken to cost; what they do if not given.
     """
     experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
-    verify, layers, clock = LiveCosts(VERIFY), LayerChoice(LAYERS, LiveCosts(DRAFT)), clock or Clock(overhead / 2)
+    verify, layers, clock = (
+        verify or LiveCosts(VERIFY),
+        LayerChoice(LAYERS, LiveCosts(DRAFT)),
+        clock or Clock(overhead / 2),
+    )
     drafters = [
         AutoDrafter(Prefill(PROMPT, 3, probe=None), experience, verify, layers, delta, clock)  # type: ignore[arg-type]
         for _ in adversaries
@@ -340,6 +347,20 @@ def test_long_texts_stay_within_the_bound(
         kinds.update(parts)
     assert kinds - {"plain"}, "nothing was drafted"
     assert (RUN in kinds) == (run > 1)
+
+
+@pytest.mark.parametrize("run", [1, 600])
+@pytest.mark.parametrize("second", [0.93, 0.99])
+def test_rows_that_seem_free_are_found_out(second: float, run: int) -> None:
+    """The second row costs a twentieth; drafts that are hardly ever right, or padding, would hide that for ever."""
+    believed = RowCosts(VERIFY.rows, (STEP, second * STEP, *VERIFY.seconds[2:]))
+    verify, drawn = LiveCosts(believed, load_doubt=0.02, shape_doubt=0.03), random.Random(1)
+    adversary = Adversary(lambda drafted: 0, token=lambda: drawn.randrange(20))
+    played = list(play(3000, [adversary], 0.02, run=run, verify=verify))
+    third = 2 * len(played) // 3
+    seconds, written = (getattr(played[-1], name) - getattr(played[third], name) for name in ("seconds", "written"))
+    assert seconds <= 1.03 * written * STEP
+    assert verify(2) > 1.02 * verify(1)
 
 
 def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:

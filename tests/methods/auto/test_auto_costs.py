@@ -144,7 +144,7 @@ def test_rounds_of_several_requests_move_the_cost_of_their_own_rows() -> None:
 @given(st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=4))
 def test_fewer_rows_are_filled_up_to_more_that_cost_less(seconds: list[float]) -> None:
     costs = RowCosts((1, 2, 4, 8), tuple(seconds))
-    now, fills = LiveCosts(costs).filled_up()
+    now, fills = LiveCosts(costs, shape_doubt=1e-9).filled_up()
     for rows in range(1, MOST_ROWS + 1):
         assert fills[rows] >= rows
         assert now[rows] == pytest.approx(costs(fills[rows])), "what is planned is what runs"
@@ -152,6 +152,20 @@ def test_fewer_rows_are_filled_up_to_more_that_cost_less(seconds: list[float]) -
         assert least <= now[rows] * (1 + 1e-9)
         assert now[rows] <= least / 0.98 + 1e-9
         assert fills[rows] == rows or costs(fills[rows]) < costs(rows)
+
+
+def test_rows_are_filled_up_where_more_cost_less_beyond_doubt() -> None:
+    costs = RowCosts((1, 2, 4), (1.0, 0.95, 2.0))
+    for doubt, rows in ((0.08, 1), (0.04, 2)):
+        assert LiveCosts(costs, shape_doubt=doubt).filled_up()[1][1] == rows
+
+
+def test_forwards_of_one_kind_that_count_together_say_more_than_one_of_them() -> None:
+    one, many = LiveCosts(COSTS), LiveCosts(COSTS)
+    one.note([1], 1.2 * COSTS(1))
+    many.note([1] * 20, 20 * 1.2 * COSTS(1))
+    assert COSTS(1) < one(1) < many(1) < 1.2 * COSTS(1)
+    assert many.doubt < one.doubt
 
 
 def test_costs_are_as_they_were_measured_where_nothing_is_filled_up() -> None:

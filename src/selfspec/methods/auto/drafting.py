@@ -12,6 +12,7 @@ from selfspec.decoding.draft import Draft, LayerDraft, MtpDraft, NoDraft, RunDra
 from selfspec.decoding.drafter import Drafter, Feedback, Prefill
 from selfspec.methods.auto.known import Experience, KnownTokens
 from selfspec.methods.auto.layer_drafts import LayerChoice, LayerDrafts
+from selfspec.methods.auto.long_texts import LongTexts
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.methods.auto.planned import PlannedRound
 from selfspec.planning.allowance import (
@@ -37,6 +38,18 @@ from selfspec.types import PhaseSeconds
 _MOST_FOLLOWED = 16
 """Tokens of a run after which layers are thought of again."""
 
+_LONGEST_RUN = 128
+"""Tokens after which a run ends, so that the next one is planned by what its rounds took."""
+
+_FEW_STEPS, _FEWEST_STEPS = 16, 128
+"""Rounds of more rows after which one has a single row: where known tokens promise little, and in any case.
+
+What more rows cost is known only beside it. On a machine whose speed changes they could else seem free for ever.
+"""
+
+_LITTLE = 0.2
+"""Tokens beyond the first."""
+
 _READ_SHARE, _READ_A_SECOND, _LEAST_READ = 0.01, 4e5, 1024
 """Share of the time of a prompt and its answer that reading the prompt for lookup may take, tokens that a second reads,
 and tokens that are read in any case."""
@@ -45,8 +58,9 @@ and tokens that are read in any case."""
 class AutoDrafter(Drafter):
     """Drafts one request.
 
-    It updates the acceptance of all requests and the costs of the target's forward (``verify``) and of the layer draft.
-    The clock times planning and learning, which are part of the time spent.
+    It updates the acceptance of all requests and the costs of the target's forward (``verify``) and of the layer draft,
+    or those of ``long_texts`` from where its text is long. The clock times planning and learning, which are part of the
+    time spent.
     """
 
     def __init__(
@@ -59,10 +73,13 @@ class AutoDrafter(Drafter):
         clock: Callable[[], float] = time.perf_counter,
         mask_embeddings: MaskEmbeddings | None = None,
         lengths: AnswerLengths | None = None,
+        long_texts: LongTexts | None = None,
     ) -> None:
         self.verify_costs = verify
         self._known = KnownTokens(prefill, experience, mask_embeddings or MaskEmbeddings())
         self._layers = LayerDrafts(layers, prefill, experience.confident, self._known.lookup, clock)
+        self._long_texts, self._length = long_texts, len(prefill.prompt_ids)
+        self._longer_from = math.inf if long_texts is None else long_texts.least
         self._allowance = Allowance(delta, CREDIT, prefill.seconds)
         self._overhead, self._pace = RoundOverhead(), Pace()
         self._planning, self._planning_of_runs = PlanningTime(), PlanningTime()
@@ -80,10 +97,13 @@ class AutoDrafter(Drafter):
         self._without_layers = 0  # tokens that are written before a batch thinks of layers again
         self._followed = 0  # tokens of the run that was learned from already
         self._unplanned = 0  # rounds of the run in which nothing was planned
+        self._fills: Sequence[int] = ()
+        self._without_step = 0  # rounds of more than one row since the last of one
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
 
     def plan(self) -> Draft:
         """What drafts the next round of this request alone."""
+        self.follow_length()
         backs_off = self._backoff.on
         if backs_off and (before := self._round) is not None and before.backs_off and before.shared is None:
             return self._plan_as_before(before)
@@ -100,7 +120,8 @@ class AutoDrafter(Drafter):
         known = known or verify
         layers_follow = follow is not None and self.mtp_text is not None
         self._round = planned = PlannedRound(1, 1, verify, known, follow, None, backs_off, layers_follow, verify[1])
-        planned.fills, self._followed, self._unplanned = fills, 0, 0
+        self._fills, self._followed, self._unplanned = fills, 0, 0
+        planned.fills = self._filled_now
         longest = self.longest(verify[1])
         is_plain = backs_off or not certain or self._is_held_back(planned, longest)
         draft = planned.plain(held_back=True) if is_plain else self._best(planned, longest)
@@ -109,13 +130,25 @@ class AutoDrafter(Drafter):
         self._planned = self._clock() - began - planned.preparing
         return draft
 
+    @property
+    def _filled_now(self) -> Sequence[int]:
+        """By the rows of a verification those that it is filled up to; as they are where a step is due."""
+        return () if self._without_step >= _FEWEST_STEPS else self._fills
+
     def _plan_as_before(self, before: PlannedRound) -> NoDraft | TokenDraft:
         """A step of plain decoding after one for which nothing was planned either."""
         began = self._clock()
-        before.preparing, self._followed, self._unplanned = 0.0, 0, 0
+        before.preparing, before.fills, self._followed, self._unplanned = 0.0, self._filled_now, 0, 0
         draft = before.plain(held_back=True)
         self._planned = self._clock() - began
         return draft
+
+    def follow_length(self) -> None:
+        """Counts by the costs of longer texts, and drafts as there, if the text has become so long."""
+        if self._long_texts is not None and self._length >= self._longer_from:
+            text = self._long_texts.of(self._length)
+            self.verify_costs, self._longer_from = text.verify, text.end
+            self._layers.change(text.layers, text.confident)
 
     def longest(self, step: float) -> float:
         """Most seconds of the next round, if a plain step, or its share, takes ``step``."""
@@ -217,6 +250,8 @@ class AutoDrafter(Drafter):
 
     def _best(self, planned: PlannedRound, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
+        if self._without_step >= _FEWEST_STEPS:
+            return planned.plain()
         rows = planned.known
         planned.fastest = self._layers.fastest(planned, longest)
         planned.awaited = self._layers.awaited(planned)
@@ -238,10 +273,16 @@ class AutoDrafter(Drafter):
         return planned.plain(held_back=planned.awaited is not None)
 
     def _follow(self, played: RunRound) -> RunDraft | None:
-        """Plans the next round of a run; ``None`` where layers, which cannot draft in a run, may be worth more."""
+        """Plans the next round of a run; ``None`` where layers, which cannot draft in a run, may be worth more.
+
+        Nor are there more where the run, or the text, has become so long that other costs count.
+        """
         planned = self._round
         assert planned is not None
         self.learn_of_run(played)
+        if self._followed >= _LONGEST_RUN or self._length >= self._longer_from:
+            return None
+        planned.fills = self._filled_now
         if self._backoff.on:
             planned.backs_off = True
             return planned.plain(held_back=True)
@@ -299,6 +340,8 @@ class AutoDrafter(Drafter):
         known = self._known.likeliest()
         trust = self._trust[known.name].value
         filled = fill_rows(known, planned.known, self._pace.rate(step), stake(longest, step), planned.gain, trust)
+        if self._without_step >= (_FEW_STEPS if filled.plan.tokens < 1 + _LITTLE else _FEWEST_STEPS):
+            return None, least
         worth = filled.worth(rate, trust)
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
 
@@ -322,6 +365,7 @@ class AutoDrafter(Drafter):
         self._known.read_probe(feedback.probed_token)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
+        self._count_rows(rows)
         is_step = rows == 1 or (planned.is_step and planned.guess is None)
         spent = planned.seconds_of(1 if is_step else rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
@@ -397,10 +441,18 @@ class AutoDrafter(Drafter):
         self._overhead.note_steps(len(rows), seconds.other)
         return self._planning.mean
 
+    def _learn_of_rows(self, run: Sequence[RunRound]) -> None:
+        """Learns what rounds of a run of this request alone took, apart for each number of rows."""
+        times = defaultdict[int, list[float]](list)
+        for each in run:
+            times[each.rows].append(each.seconds)
+        self.verify_costs.note_kinds([([rows] * len(each), sum(each)) for rows, each in sorted(times.items())])
+
     def learn_of_run(self, played: RunRound) -> None:
         """Learns from a round of a run that is under way."""
         planned, token_ids = self._round, played.token_ids
         assert planned is not None
+        self._count_rows(played.rows)
         self._followed += len(token_ids)
         self._learn_of_tokens(planned, token_ids, played.confidences, played.accepted)
         if planned.backs_off:
@@ -437,9 +489,14 @@ class AutoDrafter(Drafter):
     def _count(self, tokens: int) -> None:
         """Counts tokens that were written."""
         self._room -= tokens
+        self._length += tokens
         self._lengths.note(tokens)
         self._without_layers -= tokens
         self._backoff.pass_by(tokens)
+
+    def _count_rows(self, rows: int) -> None:
+        """Counts a round."""
+        self._without_step = 0 if rows == 1 else self._without_step + 1
 
     def _catch_up_alone(self) -> float:
         """``_catch_up`` of a request alone, which pays for it; returns the seconds."""
@@ -477,7 +534,7 @@ class AutoDrafter(Drafter):
             last = feedback.run[-1]
             self.learn_of_run(last if len(rest) == len(last.token_ids) else replace(last, token_ids=rest))
         self._known.read_probe(feedback.run[-1].probed_token)
-        seconds, rows = feedback.seconds, [1 + len(each.drafted) + len(each.probes) for each in feedback.run]
+        seconds, rows = feedback.seconds, [each.rows for each in feedback.run]
         if planned.shared is not None:
             self._share(planned, feedback, began, rows)
             return
@@ -485,8 +542,11 @@ class AutoDrafter(Drafter):
             self._backoff.note_rounds(len(rows), seconds.select + self._clock() - began - planned.preparing)
             return
         drafted = (1,) * sum(len(each.confidences) for each in feedback.run)
-        forwards = self._layers.timed(drafted)
-        self._learn_costs(rows, seconds, forwards, is_step=True)
+        if drafted:
+            self._learn_costs(rows, seconds, self._layers.timed(drafted), is_step=True)
+        else:
+            self._learn_of_rows(feedback.run)
+            self._overhead.note_steps(len(rows), seconds.other)
         selecting = seconds.select + self._clock() - began - planned.preparing
         backed_off = self._unplanned * self._backoff.round_seconds
         self._planning_of_runs.note(max(0.0, selecting - backed_off) / (len(rows) - self._unplanned))

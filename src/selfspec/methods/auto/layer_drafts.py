@@ -230,13 +230,20 @@ class LayerDrafts:
         self._choice, self._lookup, self._clock = choice, lookup, clock
         head = None if choice is None else choice.drafts
         self._head = MtpDrafter(head, MtpSettings(), prefill) if isinstance(head, MtpHead) else None
+        self._text = prefill.probe
         self.attention_shares: AttentionShares | None = None
-        if isinstance(head, Assignment) and head.reach is not None:
-            self._text = prefill.probe
-            self.attention_shares = self._text.target.attention_shares(self._text.state.cache.capacity)
         self._catches_up = False  # whether the head had to read a text in the draft that was planned last
         self._shared, self._confident = confident, confident.of_request(_SHARED, _MEMORY)
         self._drafted = self._forwards = _FIRST_DRAFTED
+
+    def change(self, choice: LayerChoice, confident: AcceptanceRate) -> None:
+        """Drafts with another choice, which is no head, from now on; ``confident`` is what requests have seen of it."""
+        self._choice = choice
+        if confident is not self._shared:
+            self._shared, self._confident = confident, confident.of_request(_SHARED, _MEMORY)
+        assert isinstance(choice.drafts, Assignment)
+        if choice.drafts.reach is not None and self.attention_shares is None:
+            self.attention_shares = self._text.target.attention_shares(self._text.state.cache.capacity)
 
     @property
     def costs(self) -> LiveCosts | None:

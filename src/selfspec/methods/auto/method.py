@@ -105,17 +105,16 @@ class Auto(Method):
         kind = "sampled" if prefill.probe.samples else "greedy"
         if self.target.ranks.count > 1:
             prefill = replace(prefill, seconds=self.target.ranks.lead([prefill.seconds])[0])
-        verify, layers, experience = ready.of_text(kind, len(prefill.prompt_ids))
-        mask_embeddings = ready.mask_embeddings.of_request(prefill.prompt_ids)
         return AutoDrafter(
             prefill,
-            experience,
-            verify,
-            layers,
+            ready.experience[kind],
+            ready.verify,
+            ready.layers[kind],
             self.settings.delta,
             self.target.ranks.clock,
-            mask_embeddings,
+            ready.mask_embeddings.of_request(prefill.prompt_ids),
             ready.lengths,
+            ready.long_texts.get(kind),
         )
 
     def plan(self, drafters: Sequence[Drafter]) -> list[Draft]:
@@ -203,20 +202,12 @@ class _Ready:
                 own = LiveCosts(costs, self.verify, load_doubt=doubt.shape, shape_doubt=doubt.shape)
                 self.layers[kind] = LayerChoice(self.drafts, own, weights)
         self.experience = {kind: _fresh(trial) for kind in _KINDS}
-        self._long_texts = {
-            kind: LongTexts(target, self.verify, self.layers[kind], self.experience[kind])
+        self.long_texts = {
+            kind: LongTexts(target, self.verify, self.layers[kind], self.experience[kind].confident)
             for kind in (() if isinstance(self.drafts, MtpHead) else _KINDS)
         }
         self.mask_embeddings = MaskEmbeddingsOfModel(target)
         self.lengths = AnswerLengths()
-
-    def of_text(self, kind: str, length: int) -> tuple[LiveCosts, LayerChoice | None, Experience]:
-        """Costs of the target's forward, what drafts, and acceptance, for a request with a prompt of ``length``."""
-        own = self._long_texts.get(kind)
-        long = None if own is None else own.of(length)
-        if long is None:
-            return self.verify, self.layers[kind], self.experience[kind]
-        return long.verify, long.layers, long.experience
 
     @property
     def made(self) -> TriedAssignment | None:

@@ -46,7 +46,7 @@ class PlannedRound:
     expected: float = 1.0  # tokens
     is_step: bool = False  # of plain decoding
     rows: int = 1  # of its verification, where its tokens are known
-    plains: dict[bool, NoDraft | TokenDraft] = field(default_factory=dict)
+    plains: dict[tuple[bool, int], NoDraft | TokenDraft] = field(default_factory=dict)  # by ``held_back`` and rows
     fills: Sequence[int] = ()  # by the rows of a verification those that it is filled up to; as they are if empty
     gain: float = 0.0  # tokens that a probe for the next round's first draft token is worth
     layers_are_worth: float = -math.inf  # a draft of layers; -inf where none can be made
@@ -60,10 +60,10 @@ class PlannedRound:
     def plain(self, *, held_back: bool = False) -> NoDraft | TokenDraft:
         """A step of plain decoding, which more rows may fill up."""
         self.name, self.expected, self.rows, self.guess, self.is_step = PLAIN, 1.0, self.filled(1), None, True
-        if held_back not in self.plains:
+        if (held_back, self.rows) not in self.plains:
             step = plain_draft(self.verify, self.follow, held_back=held_back)
-            self.plains[held_back] = step if self.rows == 1 else self._chain((), step.forecast)
-        return self.plains[held_back]
+            self.plains[held_back, self.rows] = step if self.rows == 1 else self._chain((), step.forecast)
+        return self.plains[held_back, self.rows]
 
     def filled(self, rows: int) -> int:
         """The rows that a verification of ``rows`` is filled up to."""

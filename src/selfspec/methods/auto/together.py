@@ -69,6 +69,8 @@ def plan_together(drafters: Sequence[AutoDrafter], host: HostTime | None = None)
     """
     if len(drafters) == 1:
         return [drafters[0].plan()]
+    for drafter in drafters:
+        drafter.follow_length()
     batch = _Batch(len(drafters), drafters[0].verify_costs, host or HostTime())
     values, layered = list[float](), list[AutoDrafter]()
     sought = batch.costs.doubt <= UNKNOWN and batch.host.allowance.allows(batch.count)

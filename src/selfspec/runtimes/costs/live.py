@@ -11,9 +11,14 @@ import numpy as np
 from selfspec.runtimes.costs.rows import CostTable, RowCosts, filled_up
 
 # Standard deviations of natural logarithms, of one round where nothing else is said.
-_NOISE = 0.08
+_NOISE, _LEAST_NOISE = 0.08, 0.04
+"""Of one forward, and least of many that were timed together: what disturbs forwards lasts for several."""
+
 _LOAD_DRIFT = 0.012
 _SHAPE_DRIFT = 0.002
+_MOST_DRIFT = 16
+"""Rounds of a run by which its costs drift at most."""
+
 _LOAD_DOUBT = 0.3
 _SHAPE_DOUBT = 0.08
 _OUTLIER = math.log(1.5)
@@ -112,16 +117,33 @@ class LiveCosts:
         return [factor * seconds for seconds in table]
 
     def filled_up(self) -> tuple[list[float], Sequence[int]]:
-        """The costs of one sequence where rows are filled up to more that cost less, and the rows that it has then."""
+        """The costs of one sequence where rows are filled up to more that cost less, and the rows that it has then.
+
+        They cost less beyond doubt: where they do not, filled rounds would never say so.
+        """
         factor, shown, filled = self.factor, self._shown, self._filled
         if filled is None or filled[0] is not shown:
             table = shown.table()
-            fills = filled_up(table)
+            fills = [
+                more if table[rows] > table[more] * math.exp(self._doubt_between(rows, more)) else rows
+                for rows, more in enumerate(filled_up(table))
+            ]
             filled = self._filled = shown, [table[rows] for rows in fills], fills
         return [factor * seconds for seconds in filled[1]], filled[2]
 
+    def _doubt_between(self, rows: int, more: int) -> float:
+        """Standard deviation of the logarithm of what forwards take ÷ that of others; 0 for the same rows."""
+        if rows == more:
+            return 0.0
+        design = self._design([rows]) - self._design([more])
+        return math.sqrt(max(0.0, design @ self._covariance @ design))
+
     def note(self, forwards: Sequence[int], seconds: float) -> None:
-        """Counts forwards by the number of rows of each, and the seconds above 0 that they took together.
+        """Counts forwards by the number of rows of each, and the seconds above 0 that they took together."""
+        self.note_kinds([(forwards, seconds)])
+
+    def note_kinds(self, timed: Sequence[tuple[Sequence[int], float]]) -> None:
+        """The same for several kinds of forwards that ran in turns: what slowed the machine down slowed all of them.
 
         Where nothing was measured, the first do not count: they touch memory for the first time. Nor do those among
         which a replay was recorded, and one forward alone that was slow (``_SLOW``).
@@ -131,22 +153,26 @@ class LiveCosts:
             if self._cold or self._recorded != before:
                 self._cold = False
                 return
-            design = self._design(forwards)
-            predicted = self.factor * sum(map(self._shown, forwards))
-            covariance = self._covariance + self._drift
-            spread = covariance @ design
-            variance = float(design @ spread) + _NOISE**2
-            most = max(_OUTLIER, 3 * math.sqrt(variance))
-            believed = self._believed(forwards, math.log(seconds / predicted))
-            if believed is None:
-                return
-            surprise = min(most, max(-most, believed))
-            self._state = self._state + spread * (surprise / variance)
-            self._covariance = covariance - np.outer(spread, spread) / variance
-            if np.abs(self._state - self._shown_state)[1:].max(initial=0.0) > _SHOWN:
-                shape = np.exp(np.concatenate([[0.0], self._state[1:]]))
-                self._shown = RowCosts(self._rows, tuple((self._measured * shape).tolist()))
-                self._shown_state, self._tables = self._state.copy(), {}
+            rounds = min(_MOST_DRIFT, sum(len(forwards) for forwards, _ in timed))
+            self._covariance = self._covariance + rounds * self._drift
+            for forwards, seconds in timed:
+                predicted = self.factor * sum(map(self._shown, forwards))
+                if (believed := self._believed(forwards, math.log(seconds / predicted))) is not None:
+                    self._learn(forwards, believed)
+
+    def _learn(self, forwards: Sequence[int], surprise: float) -> None:
+        """Corrects the state by the logarithm of what forwards took ÷ what was expected."""
+        design = self._design(forwards)
+        spread = self._covariance @ design
+        noise = max(_LEAST_NOISE**2, _NOISE**2 / len(forwards))
+        variance = float(design @ spread) + noise
+        most = max(_OUTLIER, 3 * math.sqrt(variance))
+        self._state = self._state + spread * (min(most, max(-most, surprise)) / variance)
+        self._covariance = self._covariance - np.outer(spread, spread) / variance
+        if np.abs(self._state - self._shown_state)[1:].max(initial=0.0) > _SHOWN:
+            shape = np.exp(np.concatenate([[0.0], self._state[1:]]))
+            self._shown = RowCosts(self._rows, tuple((self._measured * shape).tolist()))
+            self._shown_state, self._tables = self._state.copy(), {}
 
     def _believed(self, forwards: Sequence[int], surprise: float) -> float | None:
         """How far off forwards are taken to be; ``None`` where that has to be confirmed (``_SLOW``)."""

@@ -9,6 +9,7 @@ import torch
 from selfspec.model.identity import stored_bytes
 from selfspec.runtimes.costs.rows import ROW_COUNTS, RowCosts
 from selfspec.runtimes.mixtures import CompiledMixture
+from selfspec.runtimes.native import AttentionShape
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
 from selfspec.timing import in_turn, timed
@@ -125,11 +126,12 @@ def estimate_row_costs(target: Target, precision: Precision | None = None) -> Ro
 
 
 def attention_share(target: Target, slots: int) -> float:
-    """Bytes of keys and values that a row reads of some slots ÷ those of the weights; layers with a window read few."""
-    native = target.at(None).native
-    layers = target.decoder.slot_layers
-    unbounded = layers if native is None or native.attention is None else native.attention.unbounded
-    return max(0, slots) * target.slot_bytes * unbounded / max(1, layers) / max(1, weight_bytes(target))
+    """Bytes of keys and values that a row reads of some slots ÷ those of the weights; layers with a window read few.
+
+    Here and in ``add_attention`` attention of the target is native (``Target.attention_shares``).
+    """
+    read = slots * target.slot_bytes * _attention(target).unbounded / target.decoder.slot_layers
+    return read / max(1, weight_bytes(target))
 
 
 def add_attention(target: Target, costs: RowCosts, slots: int, own: RowCosts) -> RowCosts:
@@ -137,16 +139,20 @@ def add_attention(target: Target, costs: RowCosts, slots: int, own: RowCosts) ->
 
     Keys and values are read once, in which time the products of a few rows with them are made.
     """
-    native = target.at(None).native
-    assert native is not None
-    assert native.attention is not None
-    heads, _, unbounded = native.attention
+    heads, _, unbounded = _attention(target)
     products = 2 * heads * target.decoder.slot_shape[1] * unbounded * slots
     row = products / (_ATTENTION_PRODUCTS_A_BYTE * _BYTES_A_SECOND)
     read = attention_share(target, slots) * weight_bytes(target) / _BYTES_A_SECOND
     scale = own(1) / estimate_row_costs(target)(1)
     seconds = (short + scale * max(read, rows * row) for rows, short in zip(costs.rows, costs.seconds, strict=True))
     return RowCosts(costs.rows, tuple(seconds))
+
+
+def _attention(target: Target) -> AttentionShape:
+    native = target.at(None).native
+    assert native is not None
+    assert native.attention is not None
+    return native.attention
 
 
 def _shares_read(target: Target) -> list[float]:
