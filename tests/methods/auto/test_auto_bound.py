@@ -363,6 +363,21 @@ def test_rows_that_seem_free_are_found_out(second: float, run: int) -> None:
     assert verify(2) > 1.02 * verify(1)
 
 
+@pytest.mark.parametrize("run", [1, 10])
+def test_rows_that_seem_free_are_found_out_by_short_answers(run: int) -> None:
+    """No answer has as many rounds as may pass without one of a single row."""
+    believed = RowCosts(VERIFY.rows, (STEP, 0.85 * STEP, *VERIFY.seconds[2:]))
+    verify, drawn = LiveCosts(believed, load_doubt=0.02, shape_doubt=0.01), random.Random(1)
+    adversary = Adversary(
+        lambda drafted: int(drawn.random() < 0.05) if drafted else 0,
+        confidence=lambda: 0.05,
+        token=lambda: drawn.randrange(8),
+    )
+    for _ in range(60):
+        list(play(10, [adversary], 0.02, run=run, verify=verify))
+    assert verify(2) > 1.01 * verify(1)
+
+
 def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:
     for written, seconds, *_ in play(400, [Adversary(lambda drafted: 0, token=few_tokens())], 0.02):
         assert written < 64 or seconds <= 1.03 * written * STEP

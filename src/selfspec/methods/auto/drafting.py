@@ -98,7 +98,6 @@ class AutoDrafter(Drafter):
         self._followed = 0  # tokens of the run that was learned from already
         self._unplanned = 0  # rounds of the run in which nothing was planned
         self._fills: Sequence[int] = ()
-        self._without_step = 0  # rounds of more than one row since the last of one
         self._runs = True  # whether rounds have followed each other in one call, as far as is known
 
     def plan(self) -> Draft:
@@ -130,10 +129,14 @@ class AutoDrafter(Drafter):
         self._planned = self._clock() - began - planned.preparing
         return draft
 
+    def _step_is_due(self, promised: float = math.inf) -> bool:
+        """Whether a round has to have a single row, whatever a draft promises, or where it is that many tokens more."""
+        return self.verify_costs.without_step >= (_FEW_STEPS if promised < _LITTLE else _FEWEST_STEPS)
+
     @property
     def _filled_now(self) -> Sequence[int]:
         """By the rows of a verification those that it is filled up to; as they are where a step is due."""
-        return () if self._without_step >= _FEWEST_STEPS else self._fills
+        return () if self._step_is_due() else self._fills
 
     def _plan_as_before(self, before: PlannedRound) -> NoDraft | TokenDraft:
         """A step of plain decoding after one for which nothing was planned either."""
@@ -250,7 +253,7 @@ class AutoDrafter(Drafter):
 
     def _best(self, planned: PlannedRound, longest: float) -> NoDraft | TokenDraft | LayerDraft | MtpDraft:
         """What is worth most of all that takes at most ``longest`` seconds."""
-        if self._without_step >= _FEWEST_STEPS:
+        if self._step_is_due():
             return planned.plain()
         rows = planned.known
         planned.fastest = self._layers.fastest(planned, longest)
@@ -340,7 +343,7 @@ class AutoDrafter(Drafter):
         known = self._known.likeliest()
         trust = self._trust[known.name].value
         filled = fill_rows(known, planned.known, self._pace.rate(step), stake(longest, step), planned.gain, trust)
-        if self._without_step >= (_FEW_STEPS if filled.plan.tokens < 1 + _LITTLE else _FEWEST_STEPS):
+        if self._step_is_due(filled.plan.tokens - 1):
             return None, least
         worth = filled.worth(rate, trust)
         return (filled, worth) if (filled.plan.length or filled.probed) and worth > least else (None, least)
@@ -365,10 +368,10 @@ class AutoDrafter(Drafter):
         self._known.read_probe(feedback.probed_token)
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
-        self._count_rows(rows)
         is_step = rows == 1 or (planned.is_step and planned.guess is None)
         spent = planned.seconds_of(1 if is_step else rows) + planned.share_of_drafting(feedback, drafting)
         if planned.shared is None:
+            self.verify_costs.count(rows)
             made = self._forwards(planned, feedback)
             beside = self._learn_costs([rows], seconds, made, feedback.proposal.seconds, is_step=is_step)
             took = self._planned + self._clock() - began
@@ -452,7 +455,8 @@ class AutoDrafter(Drafter):
         """Learns from a round of a run that is under way."""
         planned, token_ids = self._round, played.token_ids
         assert planned is not None
-        self._count_rows(played.rows)
+        if planned.shared is None:
+            self.verify_costs.count(played.rows)
         self._followed += len(token_ids)
         self._learn_of_tokens(planned, token_ids, played.confidences, played.accepted)
         if planned.backs_off:
@@ -493,10 +497,6 @@ class AutoDrafter(Drafter):
         self._lengths.note(tokens)
         self._without_layers -= tokens
         self._backoff.pass_by(tokens)
-
-    def _count_rows(self, rows: int) -> None:
-        """Counts a round."""
-        self._without_step = 0 if rows == 1 else self._without_step + 1
 
     def _catch_up_alone(self) -> float:
         """``_catch_up`` of a request alone, which pays for it; returns the seconds."""

@@ -81,6 +81,8 @@ class LiveCosts:
         self._tables: dict[int, CostTable] = {}
         self._filled: tuple[RowCosts, CostTable, Sequence[int]] | None = None  # of the shape that is shown
         self._cold = load_doubt > _COLD
+        self.without_step = 0
+        """Forwards of more rows that were counted since the last of one row, beside which alone they say what rows cost."""
         self._slow: set[int] = set()  # rows whose last forward was slow; 2 if the last one of several was
         self._lock = threading.Lock()
 
@@ -137,6 +139,10 @@ class LiveCosts:
             return 0.0
         design = self._design([rows]) - self._design([more])
         return math.sqrt(max(0.0, design @ self._covariance @ design))
+
+    def count(self, rows: int) -> None:
+        """Counts a forward."""
+        self.without_step = 0 if rows == 1 else self.without_step + 1
 
     def note(self, forwards: Sequence[int], seconds: float) -> None:
         """Counts forwards by the number of rows of each, and the seconds above 0 that they took together."""
