@@ -246,13 +246,14 @@ class Engine:
             self.target.ranks.compare("a prompt or its parameters", [prompt_ids, vars(params)])
             method, adapter = method or self.method, find_adapter(self.adapters, params.adapter)
             cache_salt = cache_salt if adapter is None else adapter.salted(cache_salt)
+            processor = self._processor(params, len(prompt_ids))
             with self.target.ranks.same_draws():
-                rule = self.options.rule(params, self.target.device)
+                rule = self.options.rule(params, self.target.device, processor)
             return Request(
                 prompt_ids,
                 params.max_new_tokens,
                 rule=rule,
-                processor=self._processor(params, len(prompt_ids)),
+                processor=processor,
                 output=self._output(params),
                 method=method,
                 logprobs=params.logprobs,

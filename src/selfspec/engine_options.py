@@ -19,6 +19,7 @@ from selfspec.methods.settings import suggest
 from selfspec.ranges import check_number
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.target import Target
+from selfspec.sampling.processors import ScoreProcessor
 from selfspec.sampling.rules import Rule, rule_of
 from selfspec.types import SamplingParams
 
@@ -108,7 +109,7 @@ class EngineOptions:
     max_waiting: int | None = None
     memory_limit: int | None = None
     max_read_seconds: float | None = 0.1
-    rule: Callable[[SamplingParams, torch.device], Rule] = rule_of
+    rule: Callable[[SamplingParams, torch.device, ScoreProcessor], Rule] = rule_of
 
     def __post_init__(self) -> None:
         if self.authors and self.paper is None:

@@ -69,7 +69,7 @@ def test_the_text_is_the_models_own(name: str, sampling: str, right: bool) -> No
 
 
 def test_none_follow_where_tokens_are_drawn_from_the_scores_of_the_draft() -> None:
-    params = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True, temperature=0.8)
+    params = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True, temperature=0.8, acceptance="speculative")
     _, method = written(DRAFTS["low-bit"], lambda *_: pytest.fail("asked"), params)
     assert max(each.proposal.drafted for each in method.feedbacks) == LENGTH
 

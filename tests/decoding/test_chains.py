@@ -268,10 +268,10 @@ def test_what_a_stopping_rule_raises_arrives() -> None:
     ("rule", "params", "path"),
     [
         (Greedy(), SamplingParams(repetition_penalty=1.3), PROCESSED),
-        (Coupled(3), SamplingParams(temperature=0.7, top_k=5), PROCESSED),
+        (Coupled(3), SamplingParams(temperature=0.7, top_k=5, repetition_penalty=1.3), PROCESSED),
         (Speculative(seeded_generator(3, "cpu")), SamplingParams(temperature=0.7), REJECTION),
     ],
-    ids=["penalty", "top-k", "rejection"],
+    ids=["penalty", "penalty and top-k", "rejection"],
 )
 def test_what_a_chain_cannot_choose_goes_forward_by_forward(rule: Rule, params: SamplingParams, path: Path) -> None:
     proposal, forwards = drafted(target(), DRAFTS["low-bit"], sampling(target(), rule, params))

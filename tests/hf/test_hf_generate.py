@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     EosTokenCriteria,
+    LogitsProcessorList,
     MambaConfig,
     MambaForCausalLM,
     MaxLengthCriteria,
@@ -18,6 +19,9 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 from transformers.generation import LogitsProcessor
 
@@ -25,7 +29,7 @@ from helpers.checkpoints import make_tokenizer
 from helpers.models import build, prompt
 from selfspec import Engine, custom_generate
 from selfspec.errors import InvalidParameterError, InvalidPromptError, InvalidSettingError, UnknownMethodError
-from selfspec.hf.custom_generate import CustomGenerate
+from selfspec.hf.custom_generate import CustomGenerate, _sampling_of
 from selfspec.methods.registry import DEFAULT_METHOD
 
 PROMPT = torch.tensor([[5, 17, 3, 99, 42, 8]])
@@ -276,3 +280,34 @@ def test_method_and_settings_are_checked_at_once() -> None:
         custom_generate("layerskp")
     with pytest.raises(InvalidSettingError, match="exit_layer"):
         custom_generate("layerskip", {"exit_layer": 0})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "params"),
+    [
+        ({"temperature": 0.7, "top_k": 9, "top_p": 0.8}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8}),
+        ({"top_k": 0, "min_p": 0.1}, {"temperature": 1.0, "min_p": 0.1}),
+    ],
+)
+def test_filters_are_parameters(arguments: dict[str, Any], params: dict[str, Any]) -> None:
+    loop = custom_generate("autoregressive", seed=7)
+    text = MODEL.generate(
+        PROMPT, do_sample=True, max_new_tokens=12, eos_token_id=None, **arguments, custom_generate=loop
+    )
+    engine = Engine(MODEL, method="autoregressive")
+    own = engine.generate(PROMPT[0].tolist(), seed=7, max_new_tokens=12, ignore_eos=True, **params)
+    assert text[0, PROMPT.shape[1] :].tolist() == list(own.token_ids)
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        [TopPLogitsWarper(0.9), TopKLogitsWarper(5)],
+        [TopKLogitsWarper(5, min_tokens_to_keep=7)],
+        [TopKLogitsWarper(5, filter_value=-3.0)],
+        [TemperatureLogitsWarper(0.5), AvoidsTheLastToken()],
+    ],
+    ids=["order", "least", "value", "own"],
+)
+def test_other_processors_are_not(processors: list[LogitsProcessor]) -> None:
+    assert _sampling_of(LogitsProcessorList(processors)) is None

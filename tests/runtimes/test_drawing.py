@@ -11,11 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import SIZES
 from helpers.models import prompt
-from selfspec import Engine
-from selfspec.model.forward import Drawing, Forward
+from selfspec import Engine, SamplingParams
+from selfspec.decoding.request import choosing_path
+from selfspec.model.forward import ALL, Drawing, Forward, Likely
 from selfspec.runtimes.chain import Path
 from selfspec.runtimes.target import Target
-from selfspec.sampling.rules import gumbel_noise, seed_key
+from selfspec.sampling.processors import KeepLikely, build_processors
+from selfspec.sampling.rules import Coupled, gumbel_noise, seed_key
 
 pytestmark = needs_kernels
 
@@ -39,9 +41,11 @@ def drawn(target: Target, forward: Forward) -> tuple[torch.Tensor, torch.Tensor]
     return logits.best, logits.values
 
 
-def expected(values: torch.Tensor, seed: int, positions: list[int], temperature: float) -> torch.Tensor:
+def expected(
+    values: torch.Tensor, seed: int, positions: list[int], temperature: float, likely: Likely = ALL
+) -> torch.Tensor:
     noise = gumbel_noise(seed, torch.tensor(positions), values.shape[-1])
-    return (values.float() / temperature + noise).argmax(-1)
+    return (KeepLikely(likely)(positions, values.float() / temperature) + noise).argmax(-1)
 
 
 @given(
@@ -50,16 +54,18 @@ def expected(values: torch.Tensor, seed: int, positions: list[int], temperature:
     start=st.integers(0, 100),
     rows=st.integers(1, 9),
     temperature=st.floats(0.01, 50),
+    likely=st.sampled_from([ALL, Likely(40), Likely(0, 0.9), Likely(0, 1, 0.2), Likely(30_000, 0.4, 0.001)]),
 )
 def test_a_row_draws_what_the_noise_says(
-    dtype: torch.dtype, seed: int, start: int, rows: int, temperature: float
+    dtype: torch.dtype, seed: int, start: int, rows: int, temperature: float, likely: Likely
 ) -> None:
-    """From the sharpest distribution to one that is nearly uniform."""
+    """From the sharpest distribution to one that is nearly uniform, from all tokens and from the most likely ones."""
     target = TARGETS[dtype]
     sequence = target.new_sequence(start + rows, start + rows, start + rows)
-    forward = target.at(None).lay_out(sequence, rows, start=start, drawing=Drawing(seed_key(seed), temperature))
+    drawing = Drawing(seed_key(seed), temperature, likely)
+    forward = target.at(None).lay_out(sequence, rows, start=start, drawing=drawing)
     tokens, values = drawn(target, forward)
-    assert torch.equal(tokens, expected(values, seed, list(range(start + 1, start + rows + 1)), temperature))
+    assert torch.equal(tokens, expected(values, seed, list(range(start + 1, start + rows + 1)), temperature, likely))
 
 
 def test_rows_of_a_tree_draw_by_their_depth() -> None:
@@ -88,24 +94,36 @@ def test_sequences_draw_by_their_own_seeds_and_one_not_at_all() -> None:
 
 @pytest.mark.parametrize("dtype", TARGETS, ids=str)
 @pytest.mark.parametrize("method", ["autoregressive", "low-bit", "uniform"])
-def test_outputs_are_those_of_noise_in_python(method: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("filters", [{}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.5, "min_p": 1e-3}], ids=str)
+def test_outputs_are_those_of_noise_in_python(
+    method: str, dtype: torch.dtype, filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(model(dtype), method=method)
-    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "temperature": 0.8}
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "temperature": 0.8, **filters}
     texts = [prompt(12, seed) for seed in range(4)]
     native = [engine.generate(text, seed=seed, **options) for seed, text in enumerate(texts)]
-    monkeypatch.setattr("selfspec.decoding.request.choosing_path", lambda *_: Path("drawn in Python"))
+    monkeypatch.setattr("selfspec.decoding.request.choosing_path", lambda *_, **__: Path("drawn in Python"))
     for seed, (text, generation) in enumerate(zip(texts, native, strict=True)):
         assert engine.generate(text, seed=seed, **options).token_ids == generation.token_ids
     assert len({generation.token_ids for generation in native}) == len(texts)
     assert method == "autoregressive" or sum(generation.drafted for generation in native) > 0
 
 
-def test_logits_that_are_not_numbers_draw_a_token_all_the_same() -> None:
+def test_only_a_cpu_draws_from_the_most_likely_tokens() -> None:
+    filtered, plain = (build_processors(SamplingParams(temperature=0.7, top_p=p)) for p in (0.9, 1.0))
+    for on_host in (True, False):
+        assert choosing_path(Coupled(1), filtered, on_host=on_host).native == on_host
+        assert choosing_path(Coupled(1), plain, on_host=on_host).native
+
+
+@pytest.mark.parametrize("likely", [ALL, Likely(9), Likely(0, 0.9), Likely(0, 1, 0.1)])
+def test_logits_that_are_not_numbers_draw_a_token_all_the_same(likely: Likely) -> None:
     """Their row is refused later; until then the token has to be one of the vocabulary."""
     broken = model()
     broken.model.norm.weight.data.fill_(float("nan"))
     target = Target(broken)
-    forward = target.at(None).lay_out(target.new_sequence(9, 9, 9), 2, start=3, drawing=Drawing(seed_key(1), 0.7))
+    drawing = Drawing(seed_key(1), 0.7, likely)
+    forward = target.at(None).lay_out(target.new_sequence(9, 9, 9), 2, start=3, drawing=drawing)
     tokens, values = drawn(target, forward)
     assert values.isnan().all()
     assert ((tokens >= 0) & (tokens < VOCABULARY)).all()

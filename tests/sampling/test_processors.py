@@ -1,5 +1,6 @@
 """Logits processors on several rows against transformers, one row at a time."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
+from helpers.kernels import needs_kernels
 from selfspec.errors import InvalidParameterError
-from selfspec.sampling.processors import IGNORE_CONTEXT, REFUSED, ScoreProcessor, build_processors
+from selfspec.model.forward import Likely
+from selfspec.sampling.processors import IGNORE_CONTEXT, REFUSED, KeepLikely, ScoreProcessor, build_processors
 from selfspec.types import SamplingParams
 
 VOCAB = 40
@@ -145,7 +148,6 @@ def test_built_processors_are_those_of_generate(model: LlamaForCausalLM, paramet
     config._eos_token_tensor = None
     theirs = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu", model_kwargs={})
     ours = LogitsProcessorList(build_processors(SamplingParams(**parameters)).processors)
-    assert [type(processor) for processor in ours] == [type(processor) for processor in theirs]
     assert torch.equal(one_by_one(ours, some_logits(3)), one_by_one(theirs, some_logits(3)))
 
 
@@ -170,3 +172,50 @@ def test_built_processors_are_those_of_generate(model: LlamaForCausalLM, paramet
 def test_bad_parameters_are_named(parameters: dict) -> None:
     with pytest.raises(InvalidParameterError, match=list(parameters)[-1]):
         SamplingParams(**parameters)
+
+
+def likely_slowly(scores: list[float], likely: Likely) -> tuple[set[int], float]:
+    """The tokens that are kept, in exact numbers as far as that is possible, and how close another one came to it."""
+    order = sorted((token for token, score in enumerate(scores) if score > -math.inf), key=lambda t: (-scores[t], -t))
+    if likely.top_k:
+        last = scores[order[: likely.top_k][-1]]
+        order = [token for token in order if scores[token] >= last]
+    weights = [math.exp(scores[token] - scores[order[0]]) for token in order]
+    before = [math.fsum(weights[:place]) / math.fsum(weights) for place in range(len(order))]
+    kept = {token for token, share in zip(order, before, strict=True) if share < likely.top_p}
+    possible = {token for token, weight in zip(order, weights, strict=True) if weight >= likely.min_p}
+    edges = [abs(share - likely.top_p) for share in before] + [abs(weight - likely.min_p) for weight in weights]
+    return kept & possible, min(edges)
+
+
+@given(
+    size=st.integers(1, 700),
+    spread=st.sampled_from([0.01, 0.3, 2.0, 8.0, 60.0]),
+    seed=st.integers(0, 2**20),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),  # of which many are equal
+    forbidden=st.floats(0, 0.9),
+    likely=st.builds(Likely, st.integers(0, 800), st.floats(0.001, 1), st.floats(0, 1)),
+)
+def test_the_most_likely_tokens_are_kept(
+    size: int, spread: float, seed: int, dtype: torch.dtype, forbidden: float, likely: Likely
+) -> None:
+    """By kernels where there are some. Transformers' processors keep the same, but any of several that are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = (spread * torch.randn(3, size, generator=generator)).to(dtype).float()
+    scores[:, 1:] = scores[:, 1:].masked_fill(torch.rand(3, size - 1, generator=generator) < forbidden, -torch.inf)
+    before, keep = scores.clone(), KeepLikely(likely)
+    kept, slowly = keep(torch.empty(3, 0), scores), keep._slowly(torch.empty(3, 0), scores)
+    assert torch.equal(scores, before)
+    for row in range(3):
+        expected, edge = likely_slowly(scores[row].tolist(), likely)
+        if edge > 1e-5:
+            allowed = torch.full([size], -torch.inf).index_fill(0, torch.tensor(sorted(expected)), 0.0)
+            assert torch.equal(kept[row], scores[row] + allowed)
+            assert torch.equal(slowly[row].sort().values, kept[row].sort().values)
+
+
+@needs_kernels
+def test_rows_whose_largest_score_is_infinite_stay_as_they_are() -> None:
+    scores = torch.tensor([[torch.inf, 1.0, 0.0], [-torch.inf] * 3])
+    for likely in (Likely(1), Likely(0, 0.5), Likely(0, 1, 0.5)):
+        assert torch.equal(KeepLikely(likely)(torch.empty(2, 0), scores), scores)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from selfspec.sampling.acceptance import ROOT, DraftedTree, TokenTree
+from selfspec.sampling.processors import build_processors
 from selfspec.sampling.rules import (
     Coupled,
     Greedy,
@@ -19,8 +21,10 @@ from selfspec.sampling.rules import (
     gumbel_noise,
     next_best,
     possible,
+    rule_of,
     seeded_generator,
 )
+from selfspec.types import SamplingParams
 
 NOTHING = torch.empty(0, dtype=torch.long)
 VOCAB = 6
@@ -167,3 +171,29 @@ def test_noise_is_kept_for_what_may_be_drafted_again_only() -> None:
             rule.preferences(scores[0], position)
         rule.accept(DraftedTree(TokenTree.chain(3), torch.zeros(3, dtype=torch.long)), scores, range(at, at + 4))
         assert len(rule._kept) <= 3
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "rule"),
+    [
+        ({"temperature": 0.0}, "cpu", Greedy),
+        ({}, "cpu", Coupled),
+        ({"top_p": 0.9, "top_k": 20, "min_p": 0.05}, "cpu", Coupled),
+        ({"repetition_penalty": 1.1}, "cpu", Speculative),
+        ({"repetition_penalty": 1.1, "seed": 5}, "cpu", Coupled),
+        ({"acceptance": "speculative"}, "cpu", Speculative),
+        ({"acceptance": "speculative", "seed": 5}, "cpu", Speculative),
+        ({"seed": 5}, "cuda", Coupled),
+    ],
+)
+def test_the_rule_of_a_request(given: dict[str, Any], device: str, rule: type[Rule]) -> None:
+    params = SamplingParams(**({"temperature": 0.7} | given))
+    found = rule_of(params, torch.device(device), build_processors(params))
+    assert type(found) is rule
+    assert not isinstance(found, Coupled) or params.seed in (None, found.seed)
+
+
+def test_requests_without_a_seed_have_different_ones() -> None:
+    params = SamplingParams(temperature=0.7)
+    drawn = [rule_of(params, torch.device("cpu"), build_processors(params)) for _ in range(9)]
+    assert len({each.seed for each in drawn if isinstance(each, Coupled)}) == 9

@@ -87,4 +87,4 @@ class ForcedEngine(Engine):
         seed: int = 0,
     ) -> None:
         rule = ForcedAcceptance(probability, random.Random(seed))
-        super().__init__(model, tokenizer, method, settings=settings, rule=lambda params, device: rule)
+        super().__init__(model, tokenizer, method, settings=settings, rule=lambda *_: rule)

@@ -19,7 +19,7 @@ from selfspec.decoding.suffixes import SuffixAutomaton
 from selfspec.limits import is_out_of_memory, out_of_memory
 from selfspec.model import transfer
 from selfspec.model.cache import KeyValueCache
-from selfspec.model.forward import Drawing
+from selfspec.model.forward import ALL, Drawing
 from selfspec.model.low_rank import Adapter
 from selfspec.model.ranks import is_lost_rank, lost_rank
 from selfspec.runtimes.chain import NATIVE, Path
@@ -131,7 +131,8 @@ class Sequence:
 
     Attributes:
         choosing: whether kernels choose its tokens.
-        drawing: how tokens are drawn by noise from logits divided by a temperature, if that is all that chooses them.
+        drawing: how tokens are drawn by noise from logits divided by a temperature, or on a CPU from the most likely
+            ones, if that is all that chooses them.
         takes_best: whether the next token is the one of the largest logit.
         length: tokens of prompt and output so far.
         sibling_limit: most draft tokens beside the longest path of a tree.
@@ -154,7 +155,7 @@ class Sequence:
         needs, prompt_ids = request.method.needs, request.prompt_ids
         self.target, self.request, self.output = target, request, request.output
         self.rule, self.processor = request.rule, request.processor
-        self.choosing = choosing_path(self.rule, self.processor)
+        self.choosing = choosing_path(self.rule, self.processor, on_host=target.device.type == "cpu")
         self.drawing = self._find_drawing()
         self.takes_best = self.choosing.native and self.drawing is None
         self.bytes, self.most_bytes = request.first_bytes(target), request.bytes(target)
@@ -304,7 +305,7 @@ class Sequence:
     def _find_drawing(self) -> Drawing | None:
         temperature = self.processor.temperature
         if self.choosing.native and temperature and isinstance(self.rule, Coupled):
-            return Drawing(self.rule.key, temperature)
+            return Drawing(self.rule.key, temperature, self.processor.likely)
         return None
 
     def _logprobs(self, acceptance: Acceptance, logits: Logits | None) -> Many[TokenLogprobs | None]:
@@ -335,13 +336,16 @@ LEAVING = (PROCESSED, REJECTION, WIDTHS, CHOOSER, WATCHED, MANY_ROWS)
 """What makes a draft or a verification leave the native way on a model that has one."""
 
 
-def choosing_path(rule: Rule, processor: ScoreProcessor) -> Path:
-    """Whether kernels choose the tokens of a request: by the largest logit, or by noise after a temperature."""
+def choosing_path(rule: Rule, processor: ScoreProcessor, *, on_host: bool) -> Path:
+    """Whether kernels choose the tokens of a request: by the largest logit, or by noise after a temperature.
+
+    Those of a CPU (``on_host``) draw from the most likely tokens, too.
+    """
     if rule.chooses_best:
         return NATIVE if processor.keeps_scores else PROCESSED
     if not isinstance(rule, Coupled):
         return REJECTION
-    return NATIVE if processor.temperature else PROCESSED
+    return NATIVE if processor.temperature and (on_host or processor.likely == ALL) else PROCESSED
 
 
 def draft_path(draft: LayerDraft, sequence: Sequence, model: Path) -> Path:

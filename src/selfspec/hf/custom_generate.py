@@ -12,9 +12,12 @@ import torch
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedModel,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
@@ -39,6 +42,14 @@ _INSTEAD = {
     "use_mtp": "custom_generate('mtp')",
 }
 """By an argument with which ``generate`` drafts itself, how to draft that way here."""
+
+_SAMPLING: dict[type, str] = {
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+}
+"""Processors that are parameters of ours, by name, in the order in which ours work."""
 
 _KEPT_LOOP = "_selfspec_custom_generate"
 """The attribute of a model that holds its loop of the default method."""
@@ -198,20 +209,33 @@ def _parameters(
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
 ) -> SamplingParams:
-    """The prepared arguments as our parameters; filters, and a temperature beside others, stay processors."""
-    temperature, own = 1.0 if config.do_sample else 0.0, (MaxLengthCriteria, EosTokenCriteria)
-    if temperature and [type(processor) for processor in processors] == [TemperatureLogitsWarper]:
-        temperature, processors = float(processors[0].temperature), LogitsProcessorList()
+    """The prepared arguments as our parameters; where there are other processors, all stay processors."""
+    own = MaxLengthCriteria, EosTokenCriteria
+    sampling = _sampling_of(processors) if config.do_sample else None
+    if sampling is None:
+        sampling = {"temperature": 1.0 if config.do_sample else 0.0}
+    else:
+        processors = LogitsProcessorList()
     lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
     ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
     return SamplingParams(
         max_new_tokens=max(1, min(lengths, default=config.max_length) - input_ids.shape[1]),
-        temperature=temperature,
+        **sampling,
         ignore_eos=True,
         stop_token_ids=tuple(token_id for ids in ends for token_id in ids.tolist() if token_id >= 0),
         logits_processors=tuple(processors),
         stopping_criteria=tuple(criterion for criterion in stopping_criteria if type(criterion) not in own),
     )
+
+
+def _sampling_of(processors: LogitsProcessorList) -> dict[str, Any] | None:
+    """Temperature and filters as parameters; ``None`` where there is anything else, or they come in another order."""
+    places = [list(_SAMPLING).index(type(each)) for each in processors if type(each) in _SAMPLING]
+    keep_more = any(getattr(each, "min_tokens_to_keep", 1) != 1 for each in processors)
+    fill = any(getattr(each, "filter_value", -torch.inf) != -torch.inf for each in processors)
+    if len(places) < len(processors) or places != sorted(set(places)) or keep_more or fill:
+        return None
+    return {"temperature": 1.0} | {name: getattr(each, name) for each in processors if (name := _SAMPLING[type(each)])}
 
 
 def _pad(outputs: list[list[int]], config: GenerationConfig, like: torch.Tensor) -> torch.Tensor:

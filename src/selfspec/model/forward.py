@@ -6,7 +6,7 @@ Everything but attention runs over the rows of all sequences at once. Attention 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -35,15 +35,35 @@ class SequenceState:
     adapter: Adapter | None = None
 
 
+class Likely(NamedTuple):
+    """Which tokens may be drawn, as transformers' processors of these names say, one after the other.
+
+    Attributes:
+        top_k: the most likely ones, and those as likely as the last of them; 0 for all.
+        top_p: of these the most likely ones that have this share of their probability together; 1 for all.
+        min_p: of these those that are at least so many times as likely as the most likely one.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+ALL = Likely()
+"""All tokens may be drawn."""
+
+
 @dataclass(frozen=True)
 class Drawing:
     """How tokens are drawn from logits, by noise that depends on seed, position and token (``sampling.rules``).
 
-    ``key`` is the seed's, an unsigned integer of 64 bits; ``temperature`` divides the logits and is above 0.
+    ``key`` is the seed's, an unsigned integer of 64 bits; ``temperature`` divides the logits and is above 0; ``likely``
+    says which tokens are drawn, on a CPU.
     """
 
     key: int
     temperature: float
+    likely: Likely = ALL
 
 
 @dataclass(frozen=True, eq=False)

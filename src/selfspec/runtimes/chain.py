@@ -371,7 +371,10 @@ def _describe(request: DraftRequest | VerifyRequest, end: int) -> ChainSequence:
 
 def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:
     """How the token at a position is drawn, for the C++ code; ``None`` for the token of the largest logit."""
-    return NativeDrawing() if drawing is None else NativeDrawing(drawing.key, position, drawing.temperature)
+    if drawing is None:
+        return NativeDrawing()
+    likely = drawing.likely
+    return NativeDrawing(drawing.key, position, drawing.temperature, likely.top_p, likely.min_p, likely.top_k)
 
 
 def native_adapter(adapter: Adapter | None) -> "Array[AdaptedSublayer] | None":

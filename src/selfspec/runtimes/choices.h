@@ -56,12 +56,16 @@ inline Choice join(const Choice& first, const Choice& second) {
 }
 
 // How the token of a row is drawn: that of the largest sum of logit / temperature and Gumbel noise, which depends on key,
-// position and token alone; sampling/rules.py says how. Nothing is drawn where the temperature is 0.
+// position and token alone; sampling/rules.py says how. Nothing is drawn where the temperature is 0. Some draw from the most
+// likely tokens alone; see filters.h.
 struct Drawing {
     uint64_t key;   // of the seed
     long position;  // of the token
     float temperature;
+    float top_p, min_p;  // 1 and 0 for all
+    int top_k;           // 0 for all
 };
+inline bool filters(const Drawing& drawing) { return drawing.top_k > 0 || drawing.top_p < 1 || drawing.min_p > 0; }
 
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 
@@ -70,9 +74,17 @@ inline uint64_t mix(uint64_t value) {
     value = (value ^ value >> 27) * 0x94D049BB133111EB;
     return value ^ value >> 31;
 }
+inline uint64_t stream_of(const Drawing& drawing) { return mix(uint64_t(drawing.position + 1) * GAMMA + drawing.key); }
 // The bits of a token's uniform number, (bits + 0.5) / 2^52.
 inline uint64_t uniform_bits(uint64_t stream, long token) { return mix(stream + uint64_t(token + 1) * GAMMA) >> 12; }
 inline float gumbel(uint64_t bits) { return float(-std::log(-std::log((double(bits) + 0.5) * 0x1p-52))); }
+
+// Whether a token's noise may be enough for the largest sum, whose difference from its logit is ``-above``: a number u gives
+// noise above x only if 1 - u < exp(-x).
+inline bool may_be_above(uint64_t bits, float above) {
+    const uint32_t below = ~uint32_t(bits >> 20);  // of 1 - u, times 2^32
+    return float(below) * 0x1p-32f <= exponential(above) * 1.001f;
+}
 
 // A token of a row, with its sum of logit and noise.
 struct Draw {
@@ -80,33 +92,34 @@ struct Draw {
     float largest;
 };
 
-// A draw from some logits of a row, of which ``likely`` is the largest. Noise is computed for few of them: a number u
-// gives noise above x only if 1 - u < exp(-x).
-template <class T> Draw draw(const T* logits, const Drawing& drawing, long likely, long from, long to) {
+// The better of a draw and those from some scores, each of a token. Noise is computed for few of them.
+template <class Score, class Token>
+Draw draw_from(const Drawing& drawing, long from, long to, const Score& score, const Token& token, Draw drawn) {
     constexpr long SOME = 256;
-    const uint64_t stream = mix(uint64_t(drawing.position + 1) * GAMMA + drawing.key);
-    const auto sum = [&](long token) {
-        return up(logits[token]) / drawing.temperature + gumbel(uniform_bits(stream, token));
-    };
-    Draw drawn{likely, sum(likely)};
+    const uint64_t stream = stream_of(drawing);
     for (long start = from; start < to; start += SOME) {
         const long count = std::min(SOME, to - start);
         bool may[SOME];
         int any = 0;
 #pragma omp simd reduction(| : any)
         for (long i = 0; i < count; i++) {
-            const uint32_t below = ~uint32_t(uniform_bits(stream, start + i) >> 20);  // of 1 - u, times 2^32
-            const float largest = exponential(up(logits[start + i]) / drawing.temperature - drawn.largest);
-            may[i] = float(below) * 0x1p-32f <= largest * 1.001f;
+            may[i] = may_be_above(uniform_bits(stream, token(start + i)), score(start + i) - drawn.largest);
             any |= may[i];
         }
         for (long i = 0; any && i < count; i++) {
             if (!may[i]) continue;
-            const float value = sum(start + i);
-            if (value > drawn.largest || (value == drawn.largest && start + i < drawn.token)) drawn = {start + i, value};
+            const long own = token(start + i);
+            const float value = score(start + i) + gumbel(uniform_bits(stream, own));
+            if (value > drawn.largest || (value == drawn.largest && own < drawn.token)) drawn = {own, value};
         }
     }
     return drawn;
+}
+// A draw from some logits of a row, of which ``likely`` is the largest.
+template <class T> Draw draw(const T* logits, const Drawing& drawing, long likely, long from, long to) {
+    const auto score = [&](long token) { return up(logits[token]) / drawing.temperature; };
+    const Draw first{likely, score(likely) + gumbel(uniform_bits(stream_of(drawing), likely))};
+    return draw_from(drawing, from, to, score, [](long token) { return token; }, first);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "filters.h"
 #include "sublayers.h"
 
 namespace {
@@ -410,19 +411,33 @@ template <class T> class Team {
             scale_logits(logits + from, to - from, head.divisor, head.softcap);
             if (!head.tokens) continue;
             choices[task] = choose(logits, from, to, head.confidences);
-            if (draws_row(head, row)) draws[task] = draw(logits, head.drawings[row], choices[task].token, from, to);
+            if (draws_row(head, row) && !filters(head.drawings[row]))
+                draws[task] = draw(logits, head.drawings[row], choices[task].token, from, to);
         }
+        if (!head.tokens || !head.drawings) return;
+#pragma omp for
+        for (long row = 0; row < count; row++)
+            if (draws_row(head, row) && filters(head.drawings[row])) {
+                const Choice choice = choice_of(head, row);
+                const Filter<T> filter(out + row * head.outputs, head.outputs, choice.largest, head.drawings[row]);
+                draws[row * spans].token = filter.draw(choice.token);
+            }
+    }
+    Choice choice_of(const Head& head, long row) const {
+        const long spans = spans_of(head);
+        Choice choice = choices[row * spans];
+        for (long span = 1; span < spans; span++) choice = join(choice, choices[row * spans + span]);
+        return choice;
     }
     // The choice of a row.
     void tell(const Head& head, long row) const {
         const long spans = spans_of(head);
-        Choice choice = choices[row * spans];
-        for (long span = 1; span < spans; span++) choice = join(choice, choices[row * spans + span]);
+        const Choice choice = choice_of(head, row);
         head.tokens[row] = choice.token, head.finite[row] = std::isfinite(choice.sum);
         if (head.confidences) head.confidences[row] = 1.0f / choice.exponentials;
         if (!draws_row(head, row)) return;
         Draw drawn = draws[row * spans];
-        for (long span = 1; span < spans; span++)
+        for (long span = 1; !filters(head.drawings[row]) && span < spans; span++)
             if (draws[row * spans + span].largest > drawn.largest) drawn = draws[row * spans + span];
         head.tokens[row] = drawn.token;
     }

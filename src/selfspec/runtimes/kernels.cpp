@@ -58,6 +58,11 @@ extern "C" void lay_out_mxfp4_blocks(const uint8_t* blocks, const uint8_t* scale
     lay_out_mxfp4(blocks, scales, to, k, n, threads);
 }
 
+// Scores of tokens that top-k, top-p and min-p do not keep become minus infinity; see filters.h.
+extern "C" void keep_likely_float32(float* scores, long rows, long count, int top_k, float top_p, float min_p, int threads) {
+    keep_likely(scores, rows, count, top_k, top_p, min_p, threads);
+}
+
 #define READING(SUFFIX, WAYS)                                                                                          \
     extern "C" void read_##SUFFIX(const int* ways) { std::copy_n(ways, Ways::KINDS, WAYS.each); }                      \
     extern "C" void reading_##SUFFIX(int* ways) { std::copy_n(WAYS.each, Ways::KINDS, ways); }

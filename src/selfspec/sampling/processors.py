@@ -21,7 +21,11 @@ from transformers.generation import logits_process
 
 from selfspec.errors import InvalidParameterError
 from selfspec.model import transfer
+from selfspec.model.forward import ALL, Likely
+from selfspec.runtimes import kernels
 from selfspec.types import SamplingParams
+
+_MOST_TOP_K = 2**31 - 1
 
 IGNORE_CONTEXT = frozenset(
     {
@@ -112,6 +116,36 @@ class MinTokens(LogitsProcessor):
         return scores.index_fill(1, transfer.send(end_ids, scores.device), -torch.inf)
 
 
+class KeepLikely(LogitsProcessor):
+    """Top-k, top-p and min-p, one after the other: by kernels on a CPU that has them, else by transformers' classes.
+
+    torch sorts a vocabulary for top-p, which takes a large part of a step. Both keep the same tokens, but for rounding
+    at the edge of ``top_p``, and of equally likely ones there the kernels keep the last.
+
+    Args:
+        likely: which tokens are kept.
+    """
+
+    def __init__(self, likely: Likely) -> None:
+        self.likely = Likely(min(likely.top_k, _MOST_TOP_K), *likely[1:])
+        slowly = LogitsProcessorList()
+        if likely.top_k:
+            slowly.append(TopKLogitsWarper(likely.top_k))
+        if likely.top_p < 1:
+            slowly.append(TopPLogitsWarper(likely.top_p))
+        if likely.min_p:
+            slowly.append(MinPLogitsWarper(likely.min_p))
+        self._slowly: Callable[..., torch.Tensor] = slowly
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Takes and returns scores, float ``[rows, vocab]``; does not read the tokens before them."""
+        if scores.device.type != "cpu" or scores.dtype != torch.float32 or kernels.why_no_kernels() is not None:
+            return self._slowly(input_ids, scores)
+        kept = scores.clone(memory_format=torch.contiguous_format)
+        kernels.load().keep_likely_float32(kept.data_ptr(), *kept.shape, *self.likely, torch.get_num_threads())
+        return kept
+
+
 class ScoreProcessor:
     """Applies logits processors to rows with different contexts.
 
@@ -120,7 +154,9 @@ class ScoreProcessor:
 
     Args:
         processors: the processors, in the order of ``generate``.
-        temperature: scores are the logits in float32 divided by it; ``None`` where processors do anything else.
+        temperature: scores are the logits in float32 divided by it, of which ``likely`` are kept; ``None`` where
+            processors do anything else.
+        likely: see above.
 
     Attributes:
         processors: see above.
@@ -130,16 +166,21 @@ class ScoreProcessor:
         InvalidParameterError: one of them cannot be evaluated on drafted rows.
     """
 
-    def __init__(self, processors: Iterable[LogitsProcessor] = (), temperature: float | None = None) -> None:
+    def __init__(
+        self,
+        processors: Iterable[LogitsProcessor] = (),
+        temperature: float | None = None,
+        likely: Likely = ALL,
+    ) -> None:
         self.processors = processors = list(processors)
         for processor in processors:
             _refuse_stateful(processor)
-        ignoring = (*_classes(IGNORE_CONTEXT), LogitBias)
+        ignoring = (*_classes(IGNORE_CONTEXT), LogitBias, KeepLikely)
         reads = [type(processor) not in ignoring for processor in processors]
         first = reads.index(True) if True in reads else len(reads)
         self._reads_context = first < len(processors)
         self.keeps_scores = not processors
-        self.temperature = temperature if processors else 1.0
+        self.temperature, self.likely = temperature if processors else 1.0, likely
         self._on_all_rows: Callable[..., torch.Tensor] = LogitsProcessorList(processors[:first])
         self._row_by_row: Callable[..., torch.Tensor] = LogitsProcessorList(processors[first:])
 
@@ -197,17 +238,15 @@ def build_processors(
     if mask is not None:
         processors.append(mask)
     if params.samples:
+        alone = not processors and not params.logits_processors
+        likely = Likely(params.top_k, float(params.top_p), float(params.min_p))
         if params.temperature != 1:
             processors.append(TemperatureLogitsWarper(float(params.temperature)))
-        if params.top_k:
-            processors.append(TopKLogitsWarper(params.top_k))
-        if params.top_p < 1:
-            processors.append(TopPLogitsWarper(float(params.top_p)))
-        if params.min_p:
-            processors.append(MinPLogitsWarper(float(params.min_p)))
-    processors.extend(params.logits_processors)
-    divides = params.samples and params.temperature != 1
-    return ScoreProcessor(processors, float(params.temperature) if divides and len(processors) == 1 else None)
+        if likely != ALL:
+            processors.append(KeepLikely(likely))
+        if alone:
+            return ScoreProcessor(processors, float(params.temperature), likely)
+    return ScoreProcessor([*processors, *params.logits_processors])
 
 
 def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:

@@ -562,4 +562,6 @@ class AutoDrafter(Drafter):
         """Scores what lookup would have given in a round that another drafter of the request planned."""
         self._layers.learn(feedback)
         self._catch_up()
-        self._known.extend(feedback.acceptance.token_ids)
+        token_ids = feedback.acceptance.token_ids
+        self._known.extend(token_ids)
+        self._count(len(token_ids))

@@ -82,7 +82,7 @@ class LiveCosts:
         self._filled: tuple[RowCosts, CostTable, Sequence[int]] | None = None  # of the shape that is shown
         self._cold = load_doubt > _COLD
         self.without_step = 0
-        """Forwards of more rows that were counted since the last of one row, beside which alone they say what rows cost."""
+        """Forwards of more rows that were counted since the last of one row, beside which their costs show."""
         self._slow: set[int] = set()  # rows whose last forward was slow; 2 if the last one of several was
         self._lock = threading.Lock()
 
