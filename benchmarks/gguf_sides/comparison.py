@@ -16,6 +16,8 @@ from gguf_sides.questions import FIRST, PROMPT_TOKENS, ROWS, ROWS_CONTEXT, Quest
 from selfspec_lab.measuring import in_turn
 
 EXACT, LOOKUP, REFERENCE = "exact", "llama.cpp prompt lookup", "dequantised float32"
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""Defaults of llama.cpp's programs."""
 METHODS = {PLAIN: "autoregressive", EXACT: "autoregressive", AUTO: "auto"}
 _MEMORY_TOKENS = 64
 
@@ -58,7 +60,7 @@ class Comparison:
     def measure_speed(self) -> None:
         """Bandwidth, answers, rows and prompts, in turns."""
         options, wanted = self._options, set(self._options.only)
-        if not wanted & {"bandwidth", "chat", "edits", "rows", "prompt", "busy"}:
+        if not wanted & {"bandwidth", "chat", "sampled", "edits", "rows", "prompt", "busy"}:
             return
         with ExitStack() as stack:
             bandwidth = stack.enter_context(ReadBandwidth(options.threads))
@@ -71,9 +73,11 @@ class Comparison:
                 _say(f"repeat {repeat + 1} of {options.repeats}")
                 if "bandwidth" in wanted:
                     self.samples["read_bytes_per_second"]["machine"].append(bandwidth.measure())
-                single = {name: side for name, side in sides.items() if name not in (AUTO, LOOKUP)}
+                samples = {name: side for name, side in sides.items() if name != LOOKUP}
+                single = {name: side for name, side in samples.items() if name != AUTO}
                 for wish, task, asked in (
                     ("chat", self._chat, sides),
+                    ("sampled", self._sampled, samples),
                     ("edits", self._edits, sides),
                     ("rows", self._rows, single),
                     ("prompt", self._prompt, single),
@@ -124,8 +128,10 @@ class Comparison:
         """Candidates that are no other way to decode with llama.cpp."""
         return [name for name in self._options.candidates if name != LOOKUP]
 
-    def _answers(self, side: Process, prompts: Sequence[Sequence[int]]) -> tuple[float, list[list[int]]]:
-        asked = {"max_new_tokens": self._options.max_new_tokens, "eos_ids": self._questions.eos_ids}
+    def _answers(
+        self, side: Process, prompts: Sequence[Sequence[int]], **sampling: float
+    ) -> tuple[float, list[list[int]]]:
+        asked = {"max_new_tokens": self._options.max_new_tokens, "eos_ids": self._questions.eos_ids, **sampling}
         outputs = [side.ask("generate", token_ids=prompt, **asked) for prompt in prompts]
         speed = sum(len(each["token_ids"]) - 1 for each in outputs) / sum(each["rest"] for each in outputs)
         return speed, [each["token_ids"] for each in outputs]
@@ -133,6 +139,11 @@ class Comparison:
     def _chat(self, name: str, side: Process) -> None:
         speed, self.token_ids[name] = self._answers(side, self._questions.chat)
         self.samples["tokens_per_second"][name].append(speed)
+
+    def _sampled(self, name: str, side: Process) -> None:
+        seed = len(self.samples["sampled_tokens_per_second"][name])
+        speed, _ = self._answers(side, self._questions.chat, seed=seed, **SAMPLING)
+        self.samples["sampled_tokens_per_second"][name].append(speed)
 
     def _edits(self, name: str, side: Process) -> None:
         speed, _ = self._answers(side, self._questions.edits)

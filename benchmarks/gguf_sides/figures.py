@@ -10,6 +10,7 @@ from typing import Any
 PLAIN, AUTO, LLAMA = "plain", "auto", "llama.cpp"
 LABELS = {
     "tokens_per_second": "chat answers, tokens/s",
+    "sampled_tokens_per_second": "the same sampled, tokens/s",
     "edit_tokens_per_second": "edits and extraction, tokens/s",
     "busy_tokens_per_second": "beside one busy process, tokens/s",
     "prompt_tokens_per_second": "prompt of 512 tokens, tokens/s",

@@ -44,11 +44,13 @@ class Selfspec:
         """Does ahead what would slow down the first output."""
         self._engine.warmup()
 
-    def generate(self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> dict[str, Any]:
-        """The tokens of a greedy output; seconds to the first, and from there to the last."""
+    def generate(
+        self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int], **sampling: float
+    ) -> dict[str, Any]:
+        """The tokens of an output, greedy or sampled; seconds to the first, and from there to the last."""
         # The engine knows the end-of-sequence tokens itself.
         options = {"max_new_tokens": max_new_tokens, "ignore_eos": not eos_ids}
-        result = self._engine.generate(token_ids, **options)
+        result = self._engine.generate(token_ids, **options, **sampling)
         first = result.prefill_seconds
         return {"token_ids": list(result.token_ids), "first": first, "rest": result.seconds - first}
 
@@ -68,9 +70,11 @@ class _LlamaCppAnswers:
 
     _decoding: Any
 
-    def generate(self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> dict[str, Any]:
+    def generate(
+        self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int], **sampling: float
+    ) -> dict[str, Any]:
         """See ``Selfspec.generate``."""
-        output = self._decoding.generate(token_ids, max_new_tokens, eos_ids)
+        output = self._decoding.generate(token_ids, max_new_tokens, eos_ids, *[sampling] * bool(sampling))
         return {"token_ids": list(output.token_ids), "first": output.prefill_seconds, "rest": output.seconds}
 
     def warm_up(self) -> None:

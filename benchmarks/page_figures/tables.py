@@ -14,7 +14,13 @@ from serving.pairs import figures_of_pairs
 Results = Mapping[str, Any]
 """Results files by name, at least one."""
 
-_SHORT = ("tokens_per_second", "edit_tokens_per_second", "busy_tokens_per_second", "prompt_tokens_per_second")
+_SHORT = (
+    "tokens_per_second",
+    "sampled_tokens_per_second",
+    "edit_tokens_per_second",
+    "busy_tokens_per_second",
+    "prompt_tokens_per_second",
+)
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -35,6 +41,8 @@ def gguf_in_short(results: Results) -> str:
     scales = {**dict.fromkeys(_SHORT, (1.0, 1)), "peak_bytes": (2**-20, 0), "first_token_seconds": (1.0, 1)}
     rows = []
     for figure, (scale, digits) in scales.items():
+        if figure not in found:
+            continue
         spreads = (found[figure].get(name) for name in names)
         cells = ("" if each is None else f"{each['median'] * scale:,.{digits}f}" for each in spreads)
         rows.append([LABELS[figure], *cells])

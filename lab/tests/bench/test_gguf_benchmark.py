@@ -29,6 +29,9 @@ def test_ratios_are_of_the_same_repeat(benchmarks: Modules) -> None:
     assert found["speed"]["llama.cpp"]["to_plain"]["median"] == 0.5
 
 
+SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 3}
+
+
 def test_perplexities_are_compared_window_by_window(benchmarks: Modules) -> None:
     windows = {"plain": [20.0, 40.0], "reference": [10.0, 30.0]}
     found = benchmarks("gguf_sides.figures").perplexity(windows, 10, "reference")
@@ -94,6 +97,8 @@ def test_a_process_answers(benchmarks: Modules, monkeypatch: pytest.MonkeyPatch,
         memory = side.ask("memory")
         assert 0 < memory["resident_bytes"] <= memory["peak_bytes"]
         assert len(side.ask("generate", token_ids=ids, max_new_tokens=4, eos_ids=[])["token_ids"]) == 4
+        sampled = [side.ask("generate", token_ids=ids, max_new_tokens=9, eos_ids=[], **SAMPLED) for _ in range(2)]
+        assert sampled[0]["token_ids"] == sampled[1]["token_ids"]
         assert len(side.ask("rows", token_ids=ids, context=8, row_counts=[1, 2])) == 2
         own = side.ask("likelihood", token_ids=ids)
         with pytest.raises(RuntimeError, match="Selfspec: AttributeError"):
@@ -108,7 +113,12 @@ def test_llama_cpp_answers(benchmarks: Modules) -> None:
     file, question = str(FIXTURES / "F32.gguf"), {"token_ids": [5, 6, 7], "max_new_tokens": 4, "eos_ids": []}
     with benchmarks("gguf_sides.process").Process("LeanLlamaCpp", 1, path=file, context=64) as side:
         outputs = [side.ask("generate", **question) for _ in range(2)]
-    outputs.append(benchmarks("gguf_sides.worker").make_side("LlamaCpp", {"path": file}).generate(**question))
+    side = benchmarks("gguf_sides.worker").make_side("LlamaCpp", {"path": file})
+    outputs.append(side.generate(**question))
+    outputs.append(side.generate(**question, **(SAMPLED | {"top_k": 1})))
+    others = [side.generate(**question, **SAMPLED)["token_ids"] for _ in range(2)]
+    assert others[0] == others[1] != outputs[0]["token_ids"]
+    assert outputs[2]["token_ids"] == outputs[3]["token_ids"]
     assert len(outputs[0]["token_ids"]) == 4
     assert outputs[0]["token_ids"] == outputs[1]["token_ids"] == outputs[2]["token_ids"]
 

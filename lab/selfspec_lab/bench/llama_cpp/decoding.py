@@ -1,8 +1,9 @@
-"""Greedy decoding with llama.cpp's C functions, with little Python per token."""
+"""Decoding with llama.cpp's C functions, with little Python per token."""
 
 import ctypes
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,17 +50,31 @@ class LlamaCpp:
         self._memory = library.llama_get_memory(self._context)
         self._vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
 
-    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Collection[int] = ()) -> TimedOutput:
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        eos_ids: Collection[int] = (),
+        sampling: Mapping[str, float] | None = None,
+    ) -> TimedOutput:
         """Generates and times an output, starting with an empty cache.
 
         Args:
             prompt_ids: the prompt.
             max_new_tokens: longest output.
             eos_ids: tokens that end the output.
+            sampling: ``top_k``, ``top_p``, ``min_p`` and ``temperature`` of llama.cpp's own samplers, and a ``seed``;
+                greedy if not given.
 
         Raises:
             ContextLengthError: they exceed the context.
         """
+        with self._chooser(sampling) as choose:
+            return self._generate(prompt_ids, max_new_tokens, eos_ids, choose)
+
+    def _generate(
+        self, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Collection[int], choose: Callable[[], int]
+    ) -> TimedOutput:
         self._weights.check_room(len(prompt_ids) + max_new_tokens)
         library = self._library
         prompt, step = _array(prompt_ids), _array([0])  # a batch holds pointers to these
@@ -67,12 +82,12 @@ class LlamaCpp:
         library.llama_memory_clear(self._memory, True)
         started = time.perf_counter()
         self._decode(prefill)
-        token_ids = [self._best()]
+        token_ids = [choose()]
         first = time.perf_counter()
         while len(token_ids) < max_new_tokens and token_ids[-1] not in eos_ids:
             step[0] = token_ids[-1]
             self._decode(next_batch)
-            token_ids.append(self._best())
+            token_ids.append(choose())
         return TimedOutput(tuple(token_ids), first - started, time.perf_counter() - first)
 
     def rows_seconds(
@@ -155,6 +170,27 @@ class LlamaCpp:
         status = self._library.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode failed with status {status}")
+
+    @contextmanager
+    def _chooser(self, sampling: Mapping[str, float] | None) -> Iterator[Callable[[], int]]:
+        """What chooses the token after the last row; samplers in the order of llama.cpp's programs."""
+        if sampling is None:
+            yield self._best
+            return
+        library = self._library
+        chain = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
+        for sampler in (
+            library.llama_sampler_init_top_k(int(sampling["top_k"])),
+            library.llama_sampler_init_top_p(sampling["top_p"], 1),
+            library.llama_sampler_init_min_p(sampling["min_p"], 1),
+            library.llama_sampler_init_temp(sampling["temperature"]),
+            library.llama_sampler_init_dist(int(sampling["seed"])),
+        ):
+            library.llama_sampler_chain_add(chain, sampler)
+        try:
+            yield lambda: int(library.llama_sampler_sample(chain, self._context, -1))
+        finally:
+            library.llama_sampler_free(chain)
 
     def _best(self) -> int:
         """The token with the highest logit after the last row."""
