@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, StoppingCriteriaList
 
+from helpers.checkpoints import make_tokenizer
 from helpers.kernels import needs_kernels
 from helpers.low_bit_model import SIZES
 from helpers.models import prompt
@@ -77,7 +78,10 @@ def steps_of(count: int) -> NoDraft:
 
 def generate(steps: int, prompts: list[list[int]], name: str = "llama", **params: Any) -> list[Generation]:
     target = Target(build(name))
-    return Engine(target.model, method=Scripted(target, lambda _: steps_of(steps))).generate(prompts, **params)
+    tokenizer = make_tokenizer(target.vocab_size)
+    return Engine(target.model, tokenizer, method=Scripted(target, lambda _: steps_of(steps))).generate(
+        prompts, **params
+    )
 
 
 def assert_same(ours: Generation, wanted: Generation) -> None:
@@ -116,6 +120,24 @@ def test_any_prompts_together(data: st.DataObject) -> None:
         ours = generate(steps, prompts, stop_token_ids=tuple(ends), **params)
     assert (len(lengths) > 0) == (room > 2 and any(len(each.token_ids) > 1 for each in ours))
     for one, wanted in zip(ours, generate(1, prompts, stop_token_ids=tuple(ends), **params), strict=True):
+        assert_same(one, wanted)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_stop_string_ends_a_run_at_its_token(data: st.DataObject) -> None:
+    prompts = [
+        prompt(length, seed=length) for length in data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=3))
+    ]
+    params: dict[str, Any] = {"max_new_tokens": 20, **CHOICES[data.draw(st.sampled_from(sorted(CHOICES)))]}
+    text = generate(1, prompts, **params)[0].text
+    start = data.draw(st.integers(1, len(text) - 1), label="start")
+    stop = (text[start : start + data.draw(st.integers(1, 3), label="length")], "never there")
+    with counted_runs() as lengths:
+        ours = generate(data.draw(st.integers(2, 9), label="steps"), prompts, stop=stop, **params)
+    assert lengths or all(len(each.token_ids) < 3 for each in ours)
+    assert ours[0].finish_reason == "stop_string"
+    for one, wanted in zip(ours, generate(1, prompts, stop=stop, **params), strict=True):
         assert_same(one, wanted)
 
 

@@ -141,6 +141,21 @@ def test_stop_strings_are_found_where_a_search_of_everything_finds_them(name: st
     assert our_stop(tokenizer_of(name), ids, stop) == naive_stop(tokenizer_of(name), ids, stop)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_copy_goes_on_alone(name: str, data: st.DataObject) -> None:
+    ids = data.draw(outputs(name))
+    cut, stop = data.draw(st.integers(0, len(ids))), data.draw(st.lists(st.sampled_from(["e", "🎉", "é", "\n"])))
+    stream = TextStream(tokenizer_of(name), stop)
+    before = [stream.push(token_id) for token_id in ids[:cut]]
+    other = stream.copy()
+    others = [*map(other.push, ids[cut:]), other.flush()]
+    assert others == [*map(stream.push, ids[cut:]), stream.flush()]
+    assert "".join(before + others) == decode(tokenizer_of(name), ids)
+    assert other.stopped == stream.stopped
+
+
 @pytest.mark.parametrize(
     "stop", [["stop"], ["\n\n"], ["quick brown"], ["🎉"], ["本"], ["e"], ["zebra", "lf.s"], ["ed  #"]]
 )

@@ -62,13 +62,22 @@ class Output:
         return self.finish_reason is not None
 
     @property
-    def ends_by_ids(self) -> bool:
-        """Whether ids and the number of tokens alone end it: no stop strings, no stopping criteria."""
-        return not self._criteria and not (self._text is not None and self._text.has_stop)
+    def has_criteria(self) -> bool:
+        """Whether stopping criteria may end it, which are called after every token."""
+        return bool(self._criteria)
 
-    def ends_with(self, token_id: int) -> bool:
-        """Whether a token ends it by its id."""
-        return token_id in self._eos_ids or token_id in self._stop_ids
+    def ends_with(self) -> Callable[[int], bool]:
+        """Says of the tokens after this output, which it is given in order, whether one ends it by its id or text."""
+        ids = self._eos_ids | self._stop_ids
+        if self._text is None or not self._text.has_stop:
+            return ids.__contains__
+        text = self._text.copy()
+
+        def ends(token_id: int) -> bool:
+            text.push(token_id)
+            return token_id in ids or text.stopped is not None
+
+        return ends
 
     def end_without_tokens(self) -> None:
         """Ends an output that is to have no tokens."""

@@ -330,7 +330,7 @@ WATCHED = Path("the method watches hidden states")
 MANY_ROWS = Path("more rows than the kernels take")
 LOGPROBS = Path("log-probabilities are reported")
 MTP = Path("a multi-token-prediction head drafts")
-ENDS = Path("stop strings or criteria are checked after every token")
+ENDS = Path("stopping criteria are called after every token")
 
 LEAVING = (PROCESSED, REJECTION, WIDTHS, CHOOSER, WATCHED, MANY_ROWS)
 """What makes a draft or a verification leave the native way on a model that has one."""
@@ -363,7 +363,7 @@ def run_path(sequence: Sequence, watched: Collection[int], model: Path) -> Path:
         return WATCHED
     if sequence.request.logprobs is not None:
         return LOGPROBS
-    if not sequence.output.ends_by_ids:
+    if sequence.output.has_criteria:
         return ENDS
     return model if sequence.choosing.native else sequence.choosing
 

@@ -1,6 +1,7 @@
 """Text from tokens, one by one, and the stop strings in it."""
 
 import codecs
+import copy
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -61,6 +62,12 @@ class TextStream:
     def has_stop(self) -> bool:
         """Whether there are stop strings, so that ``stopped`` may change with any token."""
         return bool(self._stop)
+
+    def copy(self) -> "TextStream":
+        """Another one that has come as far, and changes nothing of this one."""
+        other = copy.copy(self)
+        other._window, other._bytes = [*self._window], None if self._bytes is None else self._bytes.copy()
+        return other
 
     def whole(self, token_ids: list[int]) -> str:
         """The text of a finished output, decoded at once."""
@@ -166,6 +173,12 @@ class _ByteRun:
         self.tail = tail
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._is_text = True  # decoders write nothing but replacement characters for a run that is not
+
+    def copy(self) -> "_ByteRun":
+        """Another one that has come as far."""
+        other = copy.copy(self)
+        other._decoder = copy.copy(self._decoder)
+        return other
 
     def push(self, byte: int, reach: int) -> bool:
         """Adds a byte; returns whether it completes a character. The tail keeps ``reach`` characters before that."""

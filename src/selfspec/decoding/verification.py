@@ -232,7 +232,7 @@ class _Run:
     def __init__(
         self, sequence: Sequence, first: RunDraft, follow: Follow, until: _Time, limit: int, most_rows: int
     ) -> None:
-        self.ends = sequence.output.ends_with
+        self.ends = sequence.output.ends_with()
         self._follow, self._until, self._limit, self._most_rows = follow, until, limit, most_rows
         self._takes_probes = sequence.sibling_limit >= MOST_PROBES
         self._planned: Planned = first
