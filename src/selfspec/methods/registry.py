@@ -177,8 +177,8 @@ def find_method(method: str | type[Method]) -> type[Method]:
         raise UnknownMethodError(f"the method '{method}' {IN_THE_LAB}")
     known = [*methods, *_COMPOSITIONS.names()]
     raise UnknownMethodError(
-        f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; or "
-        "module:Class for one that is not installed as a plugin)"
+        f"there is no method '{method}'{suggest(str(method), dict.fromkeys(known))} (methods: {', '.join(known)}; "
+        "autoregressive is plain decoding; module:Class is one that is not installed as a plugin)"
     )
 
 
