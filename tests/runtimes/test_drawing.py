@@ -81,7 +81,8 @@ def test_rows_of_a_tree_draw_by_their_depth() -> None:
 
 def test_sequences_draw_by_their_own_seeds_and_one_not_at_all() -> None:
     target = TARGETS[torch.bfloat16]
-    drawings = [Drawing(seed_key(1), 0.7), None, Drawing(seed_key(2), 1.5)]
+    likely = Likely(50, 0.9)
+    drawings = [Drawing(seed_key(1), 0.7), None, Drawing(seed_key(2), 1.5), Drawing(seed_key(3), 1.5, likely)]
     forward = Forward.join(
         [target.at(None).lay_out(target.new_sequence(30, 40, 40), 3, start=10, drawing=each) for each in drawings]
     )
@@ -89,7 +90,8 @@ def test_sequences_draw_by_their_own_seeds_and_one_not_at_all() -> None:
     positions = [11, 12, 13]
     assert torch.equal(tokens[:3], expected(values[:3], 1, positions, 0.7))
     assert torch.equal(tokens[3:6], values[3:6].argmax(-1))
-    assert torch.equal(tokens[6:], expected(values[6:], 2, positions, 1.5))
+    assert torch.equal(tokens[6:9], expected(values[6:9], 2, positions, 1.5))
+    assert torch.equal(tokens[9:], expected(values[9:], 3, positions, 1.5, likely))
 
 
 @pytest.mark.parametrize("dtype", TARGETS, ids=str)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
-from helpers.kernels import needs_kernels
+from helpers.kernels import found_again, needs_kernels
 from selfspec.errors import InvalidParameterError
 from selfspec.model.forward import Likely
+from selfspec.runtimes.kernels import find, why_no_kernels
 from selfspec.sampling.processors import IGNORE_CONTEXT, REFUSED, KeepLikely, ScoreProcessor, build_processors
 from selfspec.types import SamplingParams
 
@@ -200,6 +202,7 @@ def test_the_most_likely_tokens_are_kept(
     size: int, spread: float, seed: int, dtype: torch.dtype, forbidden: float, likely: Likely
 ) -> None:
     """By kernels where there are some. Transformers' processors keep the same, but any of several that are equal."""
+    why_no_kernels()  # or they are loaded
     generator = torch.Generator().manual_seed(seed)
     scores = (spread * torch.randn(3, size, generator=generator)).to(dtype).float()
     scores[:, 1:] = scores[:, 1:].masked_fill(torch.rand(3, size - 1, generator=generator) < forbidden, -torch.inf)
@@ -216,6 +219,16 @@ def test_the_most_likely_tokens_are_kept(
 
 @needs_kernels
 def test_rows_whose_largest_score_is_infinite_stay_as_they_are() -> None:
+    find()
     scores = torch.tensor([[torch.inf, 1.0, 0.0], [-torch.inf] * 3])
     for likely in (Likely(1), Likely(0, 0.5), Likely(0, 1, 0.5)):
         assert torch.equal(KeepLikely(likely)(torch.empty(2, 0), scores), scores)
+
+
+def test_kernels_are_not_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that runs without them would wait for that in the middle of an output."""
+    monkeypatch.setattr("selfspec.runtimes.kernels._build_once", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr("selfspec.runtimes.kernels._find_library", lambda _: (Path("/not/there"), ""))
+    with found_again():
+        kept = KeepLikely(Likely(2))(torch.empty(1, 0), torch.tensor([[1.0, 3.0, 2.0]]))
+    assert kept.tolist() == [[-torch.inf, 3.0, 2.0]]

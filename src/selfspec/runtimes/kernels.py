@@ -87,6 +87,11 @@ def load() -> ctypes.CDLL:
     return find().library
 
 
+def loaded() -> ctypes.CDLL | None:
+    """The functions of the kernels if this process has loaded them; it builds nothing."""
+    return load() if find.cache_info().currsize else None
+
+
 def why_no_kernels() -> KernelBuildError | None:
     """Why there are no kernels; ``None`` where there are."""
     try:

@@ -117,7 +117,7 @@ class MinTokens(LogitsProcessor):
 
 
 class KeepLikely(LogitsProcessor):
-    """Top-k, top-p and min-p, one after the other: by kernels on a CPU that has them, else by transformers' classes.
+    """Top-k, top-p and min-p, one after the other: on a CPU by kernels if they are loaded, else by transformers'.
 
     torch sorts a vocabulary for top-p, which takes a large part of a step. Both keep the same tokens, but for rounding
     at the edge of ``top_p``, and of equally likely ones there the kernels keep the last.
@@ -139,10 +139,11 @@ class KeepLikely(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Takes and returns scores, float ``[rows, vocab]``; does not read the tokens before them."""
-        if scores.device.type != "cpu" or scores.dtype != torch.float32 or kernels.why_no_kernels() is not None:
+        library = kernels.loaded() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
+        if library is None:
             return self._slowly(input_ids, scores)
         kept = scores.clone(memory_format=torch.contiguous_format)
-        kernels.load().keep_likely_float32(kept.data_ptr(), *kept.shape, *self.likely, torch.get_num_threads())
+        library.keep_likely_float32(kept.data_ptr(), *kept.shape, *self.likely, torch.get_num_threads())
         return kept
 
 
