@@ -191,8 +191,7 @@ template <class T> struct Attention {
         for (int r = 0; r < R; r++) std::copy_n(total[r], PARTS, totals + r * vectors);
     }
 
-    // The scores of a query to their exponentials as they are multiplied, 0 for slots that it does not see; returns their
-    // sum, with that of the sink.
+    // The scores of a query to their exponentials, 0 for slots that it does not see; returns their sum, with that of the sink.
     float soften(long head, long query, const Range& all, float* scores) const {
         const Range seen = range(query);
         const bool* visible = view.visible ? view.visible + query / group * slots : nullptr;
@@ -208,7 +207,7 @@ template <class T> struct Attention {
 #pragma omp simd reduction(max : highest)
         for (long slot = seen.from; slot < seen.to; slot++) highest = scores[slot] > highest ? scores[slot] : highest;
 #pragma omp simd
-        for (long slot = seen.from; slot < seen.to; slot++) scores[slot] = V::weight(exponential_below(scores[slot] - highest));
+        for (long slot = seen.from; slot < seen.to; slot++) scores[slot] = exponential_below(scores[slot] - highest);
         if (visible)
 #pragma omp simd
             for (long slot = seen.from; slot < seen.to; slot++) scores[slot] *= float(visible[slot]);

@@ -168,19 +168,17 @@ template <> struct ProductLanes<bf16> {
 // How weighted values of slots are added up: ``slots`` of them at a time.
 template <class T> struct ValueLanes {
     static constexpr int slots = 1;
-    static float weight(float value) { return value; }  // as it is multiplied
     static void lay_out(float*, long) {}
     static const float* weights(const float* laid, long slot) { return laid + slot; }
     static Floats part(const T* row, const T*, int index) { return Lanes<T>::part(row, index); }
     static Floats add(Floats total, const float* weight, Floats part) { return multiply_add(total, spread(*weight), part); }
 };
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-// The weights are numbers of bfloat16. The instruction adds the product of the upper halves of words, rounds, and adds that
-// of the lower ones. So the upper ones are of the first slot of a pair, and both give the bits that one after the other would.
+// The weights are rounded. The instruction adds the product of the upper halves of words, rounds, and adds that of the lower
+// ones. So the upper ones are of the first slot of a pair, and both give the bits that one after the other would.
 template <> struct ValueLanes<bf16> {
     static constexpr int slots = 2;
-    static float weight(float value) { return rounded<bf16>(value); }
-    // Packs weights in place.
+    // Rounds weights and packs them in place.
     static void lay_out(float* weights, long count) {
         long i = 0;
         for (; i + 2 * LANES <= count; i += 2 * LANES) {
