@@ -235,7 +235,8 @@ def _sampling_of(processors: LogitsProcessorList) -> dict[str, Any] | None:
     fill = any(getattr(each, "filter_value", -torch.inf) != -torch.inf for each in processors)
     if len(places) < len(processors) or places != sorted(set(places)) or keep_more or fill:
         return None
-    return {"temperature": 1.0} | {name: getattr(each, name) for each in processors if (name := _SAMPLING[type(each)])}
+    names = [_SAMPLING[type(each)] for each in processors]
+    return {"temperature": 1.0} | {name: getattr(each, name) for name, each in zip(names, processors, strict=True)}
 
 
 def _pad(outputs: list[list[int]], config: GenerationConfig, like: torch.Tensor) -> torch.Tensor:

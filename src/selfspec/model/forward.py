@@ -36,12 +36,12 @@ class SequenceState:
 
 
 class Likely(NamedTuple):
-    """Which tokens may be drawn, as transformers' processors of these names say, one after the other.
+    """Which tokens may be drawn: filters that are applied one after the other, as in transformers.
 
     Attributes:
-        top_k: the most likely ones, and those as likely as the last of them; 0 for all.
-        top_p: of these the most likely ones that have this share of their probability together; 1 for all.
-        min_p: of these those that are at least so many times as likely as the most likely one.
+        top_k: keep the ``k`` most probable tokens, and those that tie with the last of them; 0 keeps all.
+        top_p: keep the smallest set of tokens with at least this share of the probability mass that is left.
+        min_p: drop tokens less probable than this share of the most probable one.
     """
 
     top_k: int = 0

@@ -35,7 +35,10 @@ template <class T> class Team {
         if (most_rank) reductions.reserve(std::min(ROWS, rows), widest, most_rank);
         if (rows > FEW) laid.reset(new Line[lines_of<T>(std::min(ROWS, rows), widest)]);
         if (f.head && f.head->tokens) choices.resize(rows_of(*f.head) * spans_of(*f.head));
-        if (f.head && f.head->drawings) draws.resize(choices.size());
+        if (f.head && f.head->drawings) {
+            draws.resize(choices.size());
+            for (long row = 0; f.head->tokens && row < rows_of(*f.head); row++) any_filters |= filters_row(*f.head, row);
+        }
         for (long part = 0; part < f.part_count; part++)
             if (most_unpacked[part]) unpacked[part].reset(new T[most_unpacked[part]]);
         part_of.resize(rows);
@@ -87,6 +90,7 @@ template <class T> class Team {
     std::vector<std::unique_ptr<T[]>> unpacked;  // by part, keys and values of the slots that a sublayer sees, or null
     std::vector<Choice> choices;  // of the spans of the logits of each row
     std::vector<Draw> draws;      // likewise, where tokens are drawn
+    bool any_filters = false;     // some rows draw from their most likely tokens alone
 
     // What a thread has to itself.
     struct Own {
@@ -389,6 +393,8 @@ template <class T> class Team {
     static long spans_of(const Head& head) { return (head.outputs + SPAN - 1) / SPAN; }
     static bool draws_row(const Head& head, long row) { return head.drawings && head.drawings[row].temperature > 0; }
 
+    static bool filters_row(const Head& head, long row) { return draws_row(head, row) && filters(head.drawings[row]); }
+
     void finish(const Head& head, Own& own) {
         T* out = static_cast<T*>(head.out);
         if (!head.linear.weights && !head.linear.parts) {
@@ -411,13 +417,13 @@ template <class T> class Team {
             scale_logits(logits + from, to - from, head.divisor, head.softcap);
             if (!head.tokens) continue;
             choices[task] = choose(logits, from, to, head.confidences);
-            if (draws_row(head, row) && !filters(head.drawings[row]))
+            if (draws_row(head, row) && !filters_row(head, row))
                 draws[task] = draw(logits, head.drawings[row], choices[task].token, from, to);
         }
-        if (!head.tokens || !head.drawings) return;
+        if (!any_filters) return;
 #pragma omp for
         for (long row = 0; row < count; row++)
-            if (draws_row(head, row) && filters(head.drawings[row])) {
+            if (filters_row(head, row)) {
                 const Choice choice = choice_of(head, row);
                 const Filter<T> filter(out + row * head.outputs, head.outputs, choice.largest, head.drawings[row]);
                 draws[row * spans].token = filter.draw(choice.token);
@@ -437,7 +443,7 @@ template <class T> class Team {
         if (head.confidences) head.confidences[row] = 1.0f / choice.exponentials;
         if (!draws_row(head, row)) return;
         Draw drawn = draws[row * spans];
-        for (long span = 1; !filters(head.drawings[row]) && span < spans; span++)
+        for (long span = 1; !filters_row(head, row) && span < spans; span++)
             if (draws[row * spans + span].largest > drawn.largest) drawn = draws[row * spans + span];
         head.tokens[row] = drawn.token;
     }

@@ -378,6 +378,15 @@ def test_rows_that_seem_free_are_found_out_by_short_answers(run: int) -> None:
     assert verify(2) > 1.01 * verify(1)
 
 
+def test_tokens_of_rounds_that_others_planned_count() -> None:
+    adversary, draft = Adversary(lambda drafted: 0), NoDraft()
+    experience = Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
+    drafter = AutoDrafter(Prefill(PROMPT, 3, probe=None), experience, LiveCosts(VERIFY), None, 0.02)  # type: ignore[arg-type]
+    room, length = drafter._room, drafter._length
+    drafter.observe(feedback_of(draft, Played([]), adversary, seconds_of([Played([])])))
+    assert (drafter._room, drafter._length) == (room - 1, length + 1)
+
+
 def test_text_of_which_nothing_is_accepted_is_within_three_percent_after_64_tokens() -> None:
     for written, seconds, *_ in play(400, [Adversary(lambda drafted: 0, token=few_tokens())], 0.02):
         assert written < 64 or seconds <= 1.03 * written * STEP
