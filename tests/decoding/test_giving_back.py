@@ -52,7 +52,7 @@ class Stepwise(ScoreProcessor):
 
     def __init__(self, most: int = 1024) -> None:
         super().__init__()
-        self.most, self.keeps_scores = most, False
+        self.most, self.keeps_scores, self.temperature = most, False, None
 
     def __call__(self, logits: Any, contexts: Any) -> torch.Tensor:
         if contexts(0).shape[1] > self.most:

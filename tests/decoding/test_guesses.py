@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from helpers.drafts import counted_forwards
 from helpers.kernels import needs_kernels
@@ -45,7 +46,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "seed": lambda: Coupled(3),
     "rejection": lambda: Speculative(seeded_generator(3, "cpu")),
 }
-PENALTY = SamplingParams(temperature=0.8, repetition_penalty=1.3)
+PENALTY = SamplingParams(temperature=0.8, logits_processors=(RepetitionPenaltyLogitsProcessor(1.3),))
 WATCHED = (0, 1, 2, SUBLAYERS)
 
 

@@ -10,7 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, StoppingCriteriaList
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+)
 
 from helpers.checkpoints import make_tokenizer
 from helpers.kernels import needs_kernels
@@ -36,6 +42,13 @@ CONFIGS = {"llama": LlamaConfig(**SIZES), "window": MistralConfig(**SIZES, slidi
 CHOICES: dict[str, dict[str, Any]] = {
     "greedy": {"ignore_eos": True},
     "seed": {"temperature": 0.9, "seed": 3, "ignore_eos": True},
+    "penalties": {
+        "temperature": 0.9,
+        "seed": 3,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "ignore_eos": True,
+    },
 }
 
 
@@ -144,7 +157,7 @@ def test_a_stop_string_ends_a_run_at_its_token(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"repetition_penalty": 1.3},
+        {"logits_processors": (RepetitionPenaltyLogitsProcessor(1.3),)},
         {"logprobs": 2},
         {"stopping_criteria": StoppingCriteriaList([lambda ids, _: torch.tensor([ids.shape[1] > 30])])},
         {"temperature": 0.9, "seed": 1, "acceptance": "speculative"},

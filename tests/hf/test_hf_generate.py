@@ -16,6 +16,7 @@ from transformers import (
     MambaForCausalLM,
     MaxLengthCriteria,
     MaxTimeCriteria,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
@@ -287,6 +288,10 @@ def test_method_and_settings_are_checked_at_once() -> None:
     [
         ({"temperature": 0.7, "top_k": 9, "top_p": 0.8}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8}),
         ({"top_k": 0, "min_p": 0.1}, {"temperature": 1.0, "min_p": 0.1}),
+        (
+            {"repetition_penalty": 1.3, "temperature": 0.7, "top_k": 0},
+            {"repetition_penalty": 1.3, "temperature": 0.7},
+        ),
     ],
 )
 def test_filters_are_parameters(arguments: dict[str, Any], params: dict[str, Any]) -> None:
@@ -299,6 +304,12 @@ def test_filters_are_parameters(arguments: dict[str, Any], params: dict[str, Any
     assert text[0, PROMPT.shape[1] :].tolist() == list(own.token_ids)
 
 
+def test_a_penalty_is_a_parameter() -> None:
+    """Of greedy text, too."""
+    penalty = RepetitionPenaltyLogitsProcessor(1.1)
+    assert _sampling_of(LogitsProcessorList([penalty])) == {"repetition_penalty": 1.1}
+
+
 @pytest.mark.parametrize(
     "processors",
     [
@@ -306,8 +317,9 @@ def test_filters_are_parameters(arguments: dict[str, Any], params: dict[str, Any
         [TopKLogitsWarper(5, min_tokens_to_keep=7)],
         [TopKLogitsWarper(5, filter_value=-3.0)],
         [TemperatureLogitsWarper(0.5), AvoidsTheLastToken()],
+        [RepetitionPenaltyLogitsProcessor(1.1, prompt_ignore_length=3)],
     ],
-    ids=["order", "least", "value", "own"],
+    ids=["order", "least", "value", "own", "ignored prompt"],
 )
 def test_other_processors_are_not(processors: list[LogitsProcessor]) -> None:
     assert _sampling_of(LogitsProcessorList(processors)) is None

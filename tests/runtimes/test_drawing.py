@@ -16,8 +16,8 @@ from selfspec.decoding.request import choosing_path
 from selfspec.model.forward import ALL, Drawing, Forward, Likely
 from selfspec.runtimes.chain import Path
 from selfspec.runtimes.target import Target
-from selfspec.sampling.processors import KeepLikely, build_processors
-from selfspec.sampling.rules import Coupled, gumbel_noise, seed_key
+from selfspec.sampling.processors import KeepLikely, ScoreProcessor, build_processors
+from selfspec.sampling.rules import Coupled, Greedy, gumbel_noise, seed_key
 
 pytestmark = needs_kernels
 
@@ -111,11 +111,55 @@ def test_outputs_are_those_of_noise_in_python(
     assert method == "autoregressive" or sum(generation.drafted for generation in native) > 0
 
 
-def test_only_a_cpu_draws_from_the_most_likely_tokens() -> None:
-    filtered, plain = (build_processors(SamplingParams(temperature=0.7, top_p=p)) for p in (0.9, 1.0))
+@pytest.mark.parametrize("dtype", TARGETS, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", ["auto", "autoregressive", "low-bit", "prompt-lookup", "token-recycling"])
+def test_penalties_and_biases_are_those_of_processors(
+    method: str, temperature: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In runs, drafts and verifications of chains and trees, for sequences beside each other."""
+    engine = Engine(model(dtype), method=method)
+    texts = [3 * prompt(9, seed) for seed in range(3)]
+    given: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 0.5, "frequency_penalty": -0.2, "min_tokens": 9},
+        {"logit_bias": {7: 2.0, 11: -100.0, 12: 1.5}, "repetition_penalty": 0.8, "top_k": 30},
+    ]
+    params = [
+        SamplingParams(28, temperature=temperature, seed=seed, **{"ignore_eos": "min_tokens" not in own, **own})
+        for seed, own in enumerate(given)
+    ]
+    with monkeypatch.context() as patch:
+        if method != "token-recycling":  # which keeps what else was likely
+            patch.setattr(ScoreProcessor, "__call__", _only_of_first_tokens(ScoreProcessor.__call__))
+        native = engine.generate_each([*zip(texts, params, strict=True)])
+    assert method == "autoregressive" or sum(generation.drafted for generation in native) > 0
+    monkeypatch.setattr("selfspec.decoding.request.choosing_path", lambda *_, **__: Path("chosen in Python"))
+    slowly = Engine(engine.target.model, method="autoregressive")
+    assert [slowly.generate(*each).token_ids for each in zip(texts, params, strict=True)] == [
+        generation.token_ids for generation in native
+    ]
+
+
+def _only_of_first_tokens(process: Any) -> Any:
+    """Fails where the scores of a later token are made in Python."""
+
+    def processed(self: ScoreProcessor, logits: torch.Tensor, context: Any) -> torch.Tensor:
+        assert self.keeps_scores or context(0).shape[1] == len(3 * prompt(9, 0))
+        return process(self, logits, context)
+
+    return processed
+
+
+def test_only_a_cpu_filters_and_penalises() -> None:
+    given: list[dict[str, Any]] = [{"top_p": 0.9}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}}]
+    filtered = [build_processors(SamplingParams(temperature=0.7, **each)) for each in given]
     for on_host in (True, False):
-        assert choosing_path(Coupled(1), filtered, on_host=on_host).native == on_host
-        assert choosing_path(Coupled(1), plain, on_host=on_host).native
+        for each in filtered:
+            assert choosing_path(Coupled(1), each, on_host=on_host).native == on_host
+        assert choosing_path(Coupled(1), build_processors(SamplingParams(temperature=0.7)), on_host=on_host).native
+        penalised = build_processors(SamplingParams(repetition_penalty=1.1))
+        assert choosing_path(Greedy(), penalised, on_host=on_host).native == on_host
 
 
 @pytest.mark.parametrize("likely", [ALL, Likely(9), Likely(0, 0.9), Likely(0, 1, 0.1)])

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from transformers import InfNanRemoveLogitsProcessor
 
 from selfspec.sampling.acceptance import ROOT, DraftedTree, TokenTree
 from selfspec.sampling.processors import build_processors
@@ -179,7 +180,8 @@ def test_noise_is_kept_for_what_may_be_drafted_again_only() -> None:
         ({"temperature": 0.0}, "cpu", Greedy),
         ({}, "cpu", Coupled),
         ({"top_p": 0.9, "top_k": 20, "min_p": 0.05}, "cpu", Coupled),
-        ({"repetition_penalty": 1.1}, "cpu", Speculative),
+        ({"repetition_penalty": 1.1, "logit_bias": {3: 2.0}}, "cpu", Coupled),
+        ({"logits_processors": (InfNanRemoveLogitsProcessor(),)}, "cpu", Speculative),
         ({"repetition_penalty": 1.1, "seed": 5}, "cpu", Coupled),
         ({"acceptance": "speculative"}, "cpu", Speculative),
         ({"acceptance": "speculative", "seed": 5}, "cpu", Speculative),

@@ -23,6 +23,7 @@ from selfspec.model.forward import ALL, Drawing
 from selfspec.model.low_rank import Adapter
 from selfspec.model.ranks import is_lost_rank, lost_rank
 from selfspec.runtimes.chain import NATIVE, Path
+from selfspec.runtimes.changes import ChangedLogits
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.target import Target
 from selfspec.sampling.acceptance import Acceptance
@@ -132,7 +133,7 @@ class Sequence:
     Attributes:
         choosing: whether kernels choose its tokens.
         drawing: how tokens are drawn by noise from logits divided by a temperature, or on a CPU from the most likely
-            ones, if that is all that chooses them.
+            ones, or chosen after biases and penalties, if that is all that chooses them.
         takes_best: whether the next token is the one of the largest logit.
         length: tokens of prompt and output so far.
         sibling_limit: most draft tokens beside the longest path of a tree.
@@ -156,6 +157,8 @@ class Sequence:
         self.target, self.request, self.output = target, request, request.output
         self.rule, self.processor = request.rule, request.processor
         self.choosing = choosing_path(self.rule, self.processor, on_host=target.device.type == "cpu")
+        changes = self.processor.changes if self.choosing.native else None
+        self._changed = None if changes is None else ChangedLogits(changes, prompt_ids, request.max_new_tokens)
         self.drawing = self._find_drawing()
         self.takes_best = self.choosing.native and self.drawing is None
         self.bytes, self.most_bytes = request.first_bytes(target), request.bytes(target)
@@ -258,15 +261,13 @@ class Sequence:
 
     def row_contexts(self, proposal: Proposal) -> Callable[[int], torch.Tensor]:
         """For each verification row the tokens up to it, long ``[1, length + depth]``, made when asked for."""
-        if proposal.tree.is_chain:
-            self.ids[self.length : self.length + len(proposal.tree)] = proposal.token_ids
-            return self.drafted_context
+        text, tree, drafted = self.token_ids, proposal.tree, proposal.token_ids
 
         def context(row: int) -> torch.Tensor:
-            """The tokens up to a row of the tree, along its path."""
-            nodes = [ancestor - 1 for ancestor in proposal.tree.path(row)[1:]]
-            path = proposal.token_ids[transfer.send(nodes, proposal.token_ids.device)]
-            return torch.cat([self.token_ids, path])[None]
+            """The tokens up to a row of the tree, along its path; the same when the text has grown."""
+            nodes = [] if tree.is_chain else [ancestor - 1 for ancestor in tree.path(row)[1:]]
+            path = drafted[:row] if tree.is_chain else drafted[transfer.send(nodes, drafted.device)]
+            return torch.cat([text, path])[None]
 
         return context
 
@@ -296,17 +297,26 @@ class Sequence:
                 break
         self.cache.commit(() if prefill else acceptance.rows[:taken])
         self.length += taken
+        if self._changed is not None:
+            self._changed.write(token_ids[:taken])
         return token_ids[:taken]
 
-    def takes_best_of(self, logits: Logits) -> bool:
-        """Whether the next token of each row is ``logits.best``: that of the largest logit, or the drawn one."""
-        return self.takes_best or (logits.drawn and self.drawing is not None)
+    def takes_best_of(self, logits: Logits, path: Path) -> bool:
+        """Whether the next token of each row is ``logits.best``: that of the largest logit, or the drawn one.
+
+        ``path`` is that of the rows: where logits change by the tokens before a row, only native calls know them.
+        """
+        if self.drawing is None:
+            return self.takes_best
+        return logits.drawn and (path.native or self._changed is None)
 
     def _find_drawing(self) -> Drawing | None:
-        temperature = self.processor.temperature
-        if self.choosing.native and temperature and isinstance(self.rule, Coupled):
-            return Drawing(self.rule.key, temperature, self.processor.likely)
-        return None
+        if not self.choosing.native:
+            return None
+        if isinstance(self.rule, Coupled):
+            assert self.processor.temperature is not None
+            return Drawing(self.rule.key, self.processor.temperature, self.processor.likely, self._changed)
+        return None if self._changed is None else Drawing(0, 0.0, changed=self._changed)
 
     def _logprobs(self, acceptance: Acceptance, logits: Logits | None) -> Many[TokenLogprobs | None]:
         """What is reported of each accepted token."""
@@ -339,13 +349,12 @@ LEAVING = (PROCESSED, REJECTION, WIDTHS, CHOOSER, WATCHED, MANY_ROWS)
 def choosing_path(rule: Rule, processor: ScoreProcessor, *, on_host: bool) -> Path:
     """Whether kernels choose the tokens of a request: by the largest logit, or by noise after a temperature.
 
-    Those of a CPU (``on_host``) draw from the most likely tokens, too.
+    Those of a CPU (``on_host``) draw from the most likely tokens, too, and know biases and penalties.
     """
-    if rule.chooses_best:
-        return NATIVE if processor.keeps_scores else PROCESSED
-    if not isinstance(rule, Coupled):
+    if not rule.chooses_best and not isinstance(rule, Coupled):
         return REJECTION
-    return NATIVE if processor.temperature and (on_host or processor.likely == ALL) else PROCESSED
+    everywhere = processor.likely == ALL and processor.changes is None
+    return NATIVE if processor.temperature is not None and (on_host or everywhere) else PROCESSED
 
 
 def draft_path(draft: LayerDraft, sequence: Sequence, model: Path) -> Path:

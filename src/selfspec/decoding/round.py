@@ -173,7 +173,7 @@ class _Drafting:
         if draft.choose is not None:
             token, last = draft.choose(logits.values[0])
             return DraftedToken(token, numbers, last)
-        if draft.widths is None and sequence.takes_best_of(logits):
+        if draft.widths is None and sequence.takes_best_of(logits, self._path):
             return DraftedToken(logits.best, numbers)
         scores = sequence.processor(logits.values, lambda _: sequence.drafted_context(index))
         if sequence.rule.needs_draft_probs:

@@ -319,7 +319,7 @@ def judge(
     clock.switch("other")
     each = list(zip(sequences, proposals, (own.logits for own in rows), strict=True))
     scores = [_Scores(*one) for one in each]
-    verdicts = [_verdict(*one, processed) for one, processed in zip(each, scores, strict=True)]
+    verdicts = [_verdict(*one, processed, path) for one, processed in zip(each, scores, strict=True)]
     clock.switch("verify")  # the wait is for the device, which has been verifying
     acceptances = _read(verdicts, [own.logits for own in rows])
     clock.switch("other")
@@ -334,7 +334,6 @@ class _Scores:
 
     def __init__(self, sequence: Sequence, proposal: Proposal, logits: Logits) -> None:
         self._processor, self._logits = sequence.processor, logits
-        # NextRows are counted from the end of the context, which a later call would find further on.
         self._row_contexts = _unread if sequence.processor.keeps_scores else sequence.row_contexts(proposal)
         self._computed: torch.Tensor | None = None
 
@@ -354,9 +353,11 @@ def _unread(row: int) -> torch.Tensor:
     raise AssertionError("no processor reads the tokens before a row")
 
 
-def _verdict(sequence: Sequence, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor]) -> Verdict:
+def _verdict(
+    sequence: Sequence, proposal: Proposal, logits: Logits, scores: Callable[[], torch.Tensor], path: Path
+) -> Verdict:
     tree, draft = proposal.tree, DraftedTree(proposal.tree, proposal.token_ids, proposal.scores)
-    if sequence.takes_best_of(logits):
+    if sequence.takes_best_of(logits, path):
         if (chosen := logits.chosen) is None:
             return accept_choices(draft, logits.best)
         drafted: list[int] = proposal.token_ids.tolist()

@@ -14,6 +14,7 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -43,13 +44,14 @@ _INSTEAD = {
 }
 """By an argument with which ``generate`` drafts itself, how to draft that way here."""
 
-_SAMPLING: dict[type, str] = {
-    TemperatureLogitsWarper: "temperature",
-    TopKLogitsWarper: "top_k",
-    TopPLogitsWarper: "top_p",
-    MinPLogitsWarper: "min_p",
+_SAMPLING: dict[type, tuple[str, str]] = {
+    RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
+    TemperatureLogitsWarper: ("temperature", "temperature"),
+    TopKLogitsWarper: ("top_k", "top_k"),
+    TopPLogitsWarper: ("top_p", "top_p"),
+    MinPLogitsWarper: ("min_p", "min_p"),
 }
-"""Processors that are parameters of ours, by name, in the order in which ours work."""
+"""Processors that are parameters of ours, with the names here and there, in the order in which ours work."""
 
 _KEPT_LOOP = "_selfspec_custom_generate"
 """The attribute of a model that holds its loop of the default method."""
@@ -211,11 +213,12 @@ def _parameters(
 ) -> SamplingParams:
     """The prepared arguments as our parameters; where there are other processors, all stay processors."""
     own = MaxLengthCriteria, EosTokenCriteria
-    sampling = _sampling_of(processors) if config.do_sample else None
+    sampling = _sampling_of(processors)
     if sampling is None:
-        sampling = {"temperature": 1.0 if config.do_sample else 0.0}
+        sampling = {}
     else:
         processors = LogitsProcessorList()
+    sampling = {"temperature": 1.0} | sampling if config.do_sample else sampling | {"temperature": 0.0}
     lengths = [criterion.max_length for criterion in stopping_criteria if type(criterion) is MaxLengthCriteria]
     ends = [criterion.eos_token_id for criterion in stopping_criteria if type(criterion) is EosTokenCriteria]
     return SamplingParams(
@@ -229,14 +232,15 @@ def _parameters(
 
 
 def _sampling_of(processors: LogitsProcessorList) -> dict[str, Any] | None:
-    """Temperature and filters as parameters; ``None`` where there is anything else, or they come in another order."""
+    """All processors as parameters; ``None`` where there are others, or they come in another order."""
     places = [list(_SAMPLING).index(type(each)) for each in processors if type(each) in _SAMPLING]
     keep_more = any(getattr(each, "min_tokens_to_keep", 1) != 1 for each in processors)
     fill = any(getattr(each, "filter_value", -torch.inf) != -torch.inf for each in processors)
-    if len(places) < len(processors) or places != sorted(set(places)) or keep_more or fill:
+    ignores = any(getattr(each, "prompt_ignore_length", None) is not None for each in processors)
+    if len(places) < len(processors) or places != sorted(set(places)) or keep_more or fill or ignores:
         return None
     names = [_SAMPLING[type(each)] for each in processors]
-    return {"temperature": 1.0} | {name: getattr(each, name) for name, each in zip(names, processors, strict=True)}
+    return {ours: getattr(each, theirs) for (ours, theirs), each in zip(names, processors, strict=True)}
 
 
 def _pad(outputs: list[list[int]], config: GenerationConfig, like: torch.Tensor) -> torch.Tensor:

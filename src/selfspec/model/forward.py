@@ -57,13 +57,18 @@ ALL = Likely()
 class Drawing:
     """How tokens are drawn from logits, by noise that depends on seed, position and token (``sampling.rules``).
 
-    ``key`` is the seed's, an unsigned integer of 64 bits; ``temperature`` divides the logits and is above 0; ``likely``
-    says which tokens are drawn, on a CPU.
+    Attributes:
+        key: the seed's, an unsigned integer of 64 bits.
+        temperature: divides the logits; 0 for the token of the largest.
+        likely: which tokens are drawn, on a CPU.
+        changed: how logits change before, in native calls, which know the tokens before a row (``ChangedLogits``); or
+            ``None``.
     """
 
     key: int
     temperature: float
     likely: Likely = ALL
+    changed: Any = None
 
 
 @dataclass(frozen=True, eq=False)

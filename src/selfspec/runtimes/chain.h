@@ -107,6 +107,7 @@ template <class T> class Links {
     std::vector<long> tokens, positions;
     std::vector<float> confidences;
     std::vector<Drawing> drawings;
+    std::vector<std::vector<long>> paths;  // tokens before rows, by part or by row of a tree
     std::unique_ptr<bool[]> finite;
     const Linear* entry = nullptr;  // as of a forward, with the rows that it reads
     std::vector<T> joined;
@@ -118,7 +119,7 @@ template <class T> class Links {
 
     void clear_rows() {
         parts.clear(), of_part.clear(), tokens.clear(), positions.clear(), drawings.clear(), masks.clear();
-        mask_embeddings.clear();
+        mask_embeddings.clear(), paths.clear();
     }
     // The rows of all sequences that go on: the last token of each, and guesses of the next ones.
     bool lay_out() {
@@ -143,12 +144,25 @@ template <class T> class Links {
         of_part.push_back(index);
         tokens.push_back(*token);
         tokens.insert(tokens.end(), others, others + count);
+        const bool has_path = s.drawing.changes && s.tokens;
+        const long drafted = start - s.start;
+        if (has_path) paths.emplace_back(path_of(s, drafted, others, count));
         for (long row = 0; row <= count; row++) {
             positions.push_back(start + row);
             mask_embeddings.push_back(static_cast<const T*>(s.mask_embedding));
             drawings.push_back(s.drawing);
-            drawings.back().position += start - s.start + row;
+            drawings.back().position += drafted + row;
+            if (has_path) set_path(drawings.back(), paths.back(), drafted + row);
         }
+    }
+    // What was drafted, and more tokens.
+    static std::vector<long> path_of(const ChainSequence& s, long drafted, const long* others, long count) {
+        std::vector<long> path(s.tokens + 1, s.tokens + 1 + drafted);
+        path.insert(path.end(), others, others + count);
+        return path;
+    }
+    static void set_path(Drawing& drawing, const std::vector<long>& path, long length) {
+        drawing.path = path.data(), drawing.path_length = length;
     }
     // Adds rows without a token to the latest part, after rows of it, which each sees up to its own.
     void add_probes(const ChainSequence& s) {
@@ -171,7 +185,13 @@ template <class T> class Links {
         const long rows = part.rows, first_row = part.first_row, start = part.start;
         for (long row = 0; row < rows; row++) {
             positions[first_row + row] = start + depths[row];
-            drawings[first_row + row].position = s.drawing.position + start - s.start + depths[row];
+            Drawing& drawing = drawings[first_row + row];
+            drawing.position = s.drawing.position + start - s.start + depths[row];
+            if (!drawing.changes) continue;
+            paths.emplace_back(path_of(s, start - s.start, nullptr, 0));
+            for (long other = 1; other < rows; other++)
+                if (tokens[first_row + other] >= 0 && sees(row, other)) paths.back().push_back(tokens[first_row + other]);
+            set_path(drawing, paths.back(), paths.back().size());
         }
         for (long view = 0; view < chain.window_count; view++) {
             View& own = views[(parts.size() - 1) * chain.window_count + view];

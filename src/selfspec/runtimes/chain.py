@@ -374,7 +374,10 @@ def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:
     if drawing is None:
         return NativeDrawing()
     likely = drawing.likely
-    return NativeDrawing(drawing.key, position, drawing.temperature, likely.top_p, likely.min_p, likely.top_k)
+    native = NativeDrawing(drawing.key, position, drawing.temperature, likely.top_p, likely.min_p, likely.top_k)
+    if drawing.changed is not None:
+        native.changes = pointer(drawing.changed.structure)
+    return native
 
 
 def native_adapter(adapter: Adapter | None) -> "Array[AdaptedSublayer] | None":

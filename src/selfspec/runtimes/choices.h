@@ -55,15 +55,29 @@ inline Choice join(const Choice& first, const Choice& second) {
     return choice;
 }
 
+// How the logits of a sequence change before a token is chosen, by the text before it; sampling/processors.py says how.
+struct Changes {
+    const long* tokens;   // whose logits change, each once
+    const int* times;     // how often each was written; -1 for one that is not in the text
+    const float* bias;    // of each
+    long count;
+    const long* ends;     // tokens that may not be chosen for a position before ``first_end``
+    long end_count, first_end;
+    float repetition, presence, frequency;
+};
+
 // How the token of a row is drawn: that of the largest sum of logit / temperature and Gumbel noise, which depends on key,
 // position and token alone; sampling/rules.py says how. Nothing is drawn where the temperature is 0. Some draw from the most
-// likely tokens alone; see filters.h.
+// likely tokens alone; see filters.h. Logits are changed first, where there are changes.
 struct Drawing {
     uint64_t key;   // of the seed
     long position;  // of the token
     float temperature;
     float top_p, min_p;  // 1 and 0 for all
     int top_k;           // 0 for all
+    const Changes* changes;  // or null
+    const long* path;        // tokens before the row that are not yet in the text, -1 for one that is not known
+    long path_length;
 };
 inline bool filters(const Drawing& drawing) { return drawing.top_k > 0 || drawing.top_p < 1 || drawing.min_p > 0; }
 
@@ -84,6 +98,29 @@ inline float gumbel(uint64_t bits) { return float(-std::log(-std::log((double(bi
 inline bool may_be_above(uint64_t bits, float above) {
     const uint32_t below = ~uint32_t(bits >> 20);  // of 1 - u, times 2^32
     return float(below) * 0x1p-32f <= exponential(above) * 1.001f;
+}
+
+// The logits of a row as its changes leave them.
+template <class T> void change(const T* logits, long count, const Drawing& by, float* to) {
+#pragma omp simd
+    for (long token = 0; token < count; token++) to[token] = up(logits[token]);
+    const Changes& changes = *by.changes;
+    const auto write = [&](long token, float bias, int times) {
+        if (token < 0 || token >= count) return;  // none, or one without a logit
+        float score = up(logits[token]) + bias;
+        if (times >= 0) score = score < 0 ? score * changes.repetition : score / changes.repetition;
+        if (times > 0) score -= changes.frequency * float(times) + changes.presence;
+        to[token] = score;
+    };
+    for (long i = 0; i < changes.count; i++) write(changes.tokens[i], changes.bias[i], changes.times[i]);
+    for (const long* token = by.path; token < by.path + by.path_length; token++) {
+        const long known = std::find(changes.tokens, changes.tokens + changes.count, *token) - changes.tokens;
+        const bool found = known < changes.count;
+        const int more = int(std::count(by.path, by.path + by.path_length, *token));
+        write(*token, found ? changes.bias[known] : 0.0f, more + (found ? std::max(0, changes.times[known]) : 0));
+    }
+    for (long i = 0; i < changes.end_count && by.position < changes.first_end; i++)
+        if (changes.ends[i] < count) to[changes.ends[i]] = -std::numeric_limits<float>::infinity();
 }
 
 // A token of a row, with its sum of logit and noise.

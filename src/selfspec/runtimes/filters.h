@@ -146,6 +146,21 @@ template <class T> class Filter {
     }
 };
 
+// The token that is drawn from the logits of a row, or where nothing is drawn, the one of the largest; ``choice`` is theirs.
+template <class T> long draw_token(const T* logits, long count, const Choice& choice, const Drawing& by) {
+    if (by.temperature == 0) return choice.token;
+    if (filters(by)) return Filter<T>(logits, count, choice.largest, by).draw(choice.token);
+    return draw(logits, by, choice.token, 0, count).token;
+}
+// The same of logits that may change before; ``changed`` gives room for them.
+template <class T>
+long take_token(const T* logits, long count, const Choice& choice, const Drawing& by, std::vector<float>& changed) {
+    if (!by.changes) return draw_token(logits, count, choice, by);
+    changed.resize(count);
+    change(logits, count, by, changed.data());
+    return draw_token(changed.data(), count, choose(changed.data(), 0, count, false), by);
+}
+
 // Filters rows of scores in place.
 inline void keep_likely(float* scores, long rows, long count, int top_k, float top_p, float min_p, int threads) {
     const Drawing by{0, 0, 1.0f, top_p, min_p, top_k};

@@ -37,7 +37,7 @@ template <class T> class Team {
         if (f.head && f.head->tokens) choices.resize(rows_of(*f.head) * spans_of(*f.head));
         if (f.head && f.head->drawings) {
             draws.resize(choices.size());
-            for (long row = 0; f.head->tokens && row < rows_of(*f.head); row++) any_filters |= filters_row(*f.head, row);
+            for (long row = 0; f.head->tokens && row < rows_of(*f.head); row++) any_whole |= takes_whole(*f.head, row);
         }
         for (long part = 0; part < f.part_count; part++)
             if (most_unpacked[part]) unpacked[part].reset(new T[most_unpacked[part]]);
@@ -54,7 +54,7 @@ template <class T> class Team {
             [[maybe_unused]] const TilesOfThread tiles;
             Own own{std::unique_ptr<T[]>(new T[std::max(hidden, widest)]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
-                    std::vector<long>(f.part_count), {}, {}, {}};
+                    std::vector<long>(f.part_count), {}, {}, {}, {}};
             if (most_rank && reduces_alone()) own.reductions.reserve(rows, widest, most_rank);
             if (f.entry) start(own);
             for (long i = 0; i < f.count; i++) {
@@ -90,7 +90,7 @@ template <class T> class Team {
     std::vector<std::unique_ptr<T[]>> unpacked;  // by part, keys and values of the slots that a sublayer sees, or null
     std::vector<Choice> choices;  // of the spans of the logits of each row
     std::vector<Draw> draws;      // likewise, where tokens are drawn
-    bool any_filters = false;     // some rows draw from their most likely tokens alone
+    bool any_whole = false;       // the token of some row depends on all of its logits at once
 
     // What a thread has to itself.
     struct Own {
@@ -99,6 +99,7 @@ template <class T> class Team {
         std::unique_ptr<Line[]> laid;
         std::vector<long> tasks;  // attention tasks up to the end of each part
         std::vector<float> values;  // of experts
+        std::vector<float> changed;  // logits of a row
         AddedProducts<T> added;
         ReductionRoom<T> reductions;  // where each thread runs the first factors for itself
     };
@@ -393,7 +394,10 @@ template <class T> class Team {
     static long spans_of(const Head& head) { return (head.outputs + SPAN - 1) / SPAN; }
     static bool draws_row(const Head& head, long row) { return head.drawings && head.drawings[row].temperature > 0; }
 
-    static bool filters_row(const Head& head, long row) { return draws_row(head, row) && filters(head.drawings[row]); }
+    // Whether the token of a row depends on all of its logits at once.
+    static bool takes_whole(const Head& head, long row) {
+        return (draws_row(head, row) && filters(head.drawings[row])) || (head.drawings && head.drawings[row].changes);
+    }
 
     void finish(const Head& head, Own& own) {
         T* out = static_cast<T*>(head.out);
@@ -417,17 +421,14 @@ template <class T> class Team {
             scale_logits(logits + from, to - from, head.divisor, head.softcap);
             if (!head.tokens) continue;
             choices[task] = choose(logits, from, to, head.confidences);
-            if (draws_row(head, row) && !filters_row(head, row))
+            if (draws_row(head, row) && !takes_whole(head, row))
                 draws[task] = draw(logits, head.drawings[row], choices[task].token, from, to);
         }
-        if (!any_filters) return;
+        if (!any_whole) return;
 #pragma omp for
         for (long row = 0; row < count; row++)
-            if (filters_row(head, row)) {
-                const Choice choice = choice_of(head, row);
-                const Filter<T> filter(out + row * head.outputs, head.outputs, choice.largest, head.drawings[row]);
-                draws[row * spans].token = filter.draw(choice.token);
-            }
+            if (const T* logits = out + row * head.outputs; takes_whole(head, row))
+                draws[row * spans].token = take_token(logits, head.outputs, choice_of(head, row), head.drawings[row], own.changed);
     }
     Choice choice_of(const Head& head, long row) const {
         const long spans = spans_of(head);
@@ -441,9 +442,10 @@ template <class T> class Team {
         const Choice choice = choice_of(head, row);
         head.tokens[row] = choice.token, head.finite[row] = std::isfinite(choice.sum);
         if (head.confidences) head.confidences[row] = 1.0f / choice.exponentials;
-        if (!draws_row(head, row)) return;
+        const bool is_whole = takes_whole(head, row);
+        if (!is_whole && !draws_row(head, row)) return;
         Draw drawn = draws[row * spans];
-        for (long span = 1; !filters_row(head, row) && span < spans; span++)
+        for (long span = 1; !is_whole && span < spans; span++)
             if (draws[row * spans + span].largest > drawn.largest) drawn = draws[row * spans + span];
         head.tokens[row] = drawn.token;
     }

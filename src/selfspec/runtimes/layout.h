@@ -25,7 +25,7 @@ struct Fact {
 constexpr Fact LAYOUT[] = {
     SIZE(Linear), SIZE(Stored), SIZE(Norm), SIZE(Heads), SIZE(AttentionWeights), SIZE(MlpWeights), SIZE(MixtureWeights),
     SIZE(Sublayer), SIZE(LatentWeights), SIZE(StateNet), SIZE(View), SIZE(CosSin), SIZE(SeenBlocks), SIZE(Part), SIZE(LowRankOutputs),
-    SIZE(LowRank), SIZE(AdaptedSublayer), SIZE(Drawing), SIZE(Head), SIZE(Forward), SIZE(ChainSequence), SIZE(Chain),
+    SIZE(LowRank), SIZE(AdaptedSublayer), SIZE(Changes), SIZE(Drawing), SIZE(Head), SIZE(Forward), SIZE(ChainSequence), SIZE(Chain),
     SIZE(HeadEntry), SIZE(HeadText), SIZE(DraftHead),
     CONSTANT(SOURCES), CONSTANT(BLOCK), CONSTANT(TILE), CONSTANT(VERIFIED), CONSTANT(MOST_DIM), CONSTANT(DIM_STEP),
     CONSTANT(SHARED), CONSTANT(SEEN), CONSTANT(SILU), CONSTANT(GELU_TANH), CONSTANT(RELU_SQUARED), CONSTANT(CLAMPED_GLU), CONSTANT(RMS_NORM), CONSTANT(LAYER_NORM),

@@ -120,7 +120,15 @@ template <class T> class HeadLinks : public Links<T> {
     }
     // Drafts a token of each part by its last row; returns the sequences that go on.
     std::vector<long> step(ChainSequence* targets) {
-        this->advance(last_rows());
+        const Head own = last_rows();
+        this->paths.clear();
+        for (size_t part = 0; part < parts.size(); part++)
+            if (Drawing& drawing = this->drawings[part]; drawing.changes) {
+                const ChainSequence& target = targets[of_part[part]];
+                this->paths.push_back(this->path_of(target, target.drafted, target.guesses, target.guess_count));
+                this->set_path(drawing, this->paths.back(), this->paths.back().size());
+            }
+        this->advance(own);
         std::vector<long> left;
         for (size_t part = 0; part < parts.size(); part++) {
             const long index = of_part[part];

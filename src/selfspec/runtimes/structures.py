@@ -135,6 +135,10 @@ class Part(_Native):
     """The rows of one sequence."""
 
 
+class NativeChanges(_Native):
+    """How logits of a sequence change before a token is chosen; see ``changes.py``."""
+
+
 class NativeDrawing(_Native):
     """How the token of a row is drawn; not at all where the temperature is 0."""
 

@@ -23,6 +23,7 @@ from selfspec.errors import InvalidParameterError
 from selfspec.model import transfer
 from selfspec.model.forward import ALL, Likely
 from selfspec.runtimes import kernels
+from selfspec.runtimes.changes import Changes
 from selfspec.types import SamplingParams
 
 _MOST_TOP_K = 2**31 - 1
@@ -155,9 +156,10 @@ class ScoreProcessor:
 
     Args:
         processors: the processors, in the order of ``generate``.
-        temperature: scores are the logits in float32 divided by it, of which ``likely`` are kept; ``None`` where
-            processors do anything else.
+        temperature: scores are the logits in float32, changed as ``changes`` say and divided by it, of which ``likely``
+            are kept; ``None`` where processors do anything else.
         likely: see above.
+        changes: see above; ``None`` for none.
 
     Attributes:
         processors: see above.
@@ -172,6 +174,7 @@ class ScoreProcessor:
         processors: Iterable[LogitsProcessor] = (),
         temperature: float | None = None,
         likely: Likely = ALL,
+        changes: Changes | None = None,
     ) -> None:
         self.processors = processors = list(processors)
         for processor in processors:
@@ -181,7 +184,7 @@ class ScoreProcessor:
         first = reads.index(True) if True in reads else len(reads)
         self._reads_context = first < len(processors)
         self.keeps_scores = not processors
-        self.temperature, self.likely = temperature if processors else 1.0, likely
+        self.temperature, self.likely, self.changes = temperature if processors else 1.0, likely, changes
         self._on_all_rows: Callable[..., torch.Tensor] = LogitsProcessorList(processors[:first])
         self._row_by_row: Callable[..., torch.Tensor] = LogitsProcessorList(processors[first:])
 
@@ -228,26 +231,30 @@ def build_processors(
         InvalidParameterError: one of the request's own cannot be evaluated on drafted rows.
     """
     processors: list[LogitsProcessor] = []
+    repetition, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     if params.logit_bias:
         processors.append(LogitBias(params.logit_bias))
-    if params.repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
-    if params.presence_penalty or params.frequency_penalty:
-        processors.append(OutputPenalties(params.presence_penalty, params.frequency_penalty, prompt_length))
-    if params.min_tokens and end_ids:
-        processors.append(MinTokens(params.min_tokens, prompt_length, end_ids))
+    if repetition != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(float(repetition)))
+    if presence or frequency:
+        processors.append(OutputPenalties(presence, frequency, prompt_length))
+    if ends := end_ids if params.min_tokens else ():
+        processors.append(MinTokens(params.min_tokens, prompt_length, ends))
+    changes, likely, temperature = None, ALL, 1.0
+    if processors:
+        first_end = prompt_length + params.min_tokens
+        changes = Changes(params.logit_bias or {}, repetition, presence, frequency, first_end, ends)
     if mask is not None:
         processors.append(mask)
     if params.samples:
-        alone = not processors and not params.logits_processors
-        likely = Likely(params.top_k, float(params.top_p), float(params.min_p))
-        if params.temperature != 1:
-            processors.append(TemperatureLogitsWarper(float(params.temperature)))
+        temperature, likely = float(params.temperature), Likely(params.top_k, float(params.top_p), float(params.min_p))
+        if temperature != 1:
+            processors.append(TemperatureLogitsWarper(temperature))
         if likely != ALL:
             processors.append(KeepLikely(likely))
-        if alone:
-            return ScoreProcessor(processors, float(params.temperature), likely)
-    return ScoreProcessor([*processors, *params.logits_processors])
+    if mask is not None or params.logits_processors:
+        return ScoreProcessor([*processors, *params.logits_processors])
+    return ScoreProcessor(processors, temperature, likely, changes)
 
 
 def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
