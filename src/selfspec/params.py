@@ -51,7 +51,7 @@ class SamplingParams:
         acceptance: ``coupled`` keys the noise by (seed, position), so that the text depends on the seed alone,
             whichever method drafts; ``speculative`` is rejection sampling (Leviathan et al. 2023), which accepts a
             little more often and gives the same distribution; ``auto`` is coupled with a seed, and with a random one
-            where kernels draw then: on a CPU, without a grammar and ``logits_processors``; else speculative.
+            where kernels draw then: on a CPU, without ``logits_processors``; else speculative.
         stop: strings that end the output, the token that completes one included.
         stop_token_ids: token ids that end the output, included in it, in addition to the model's end-of-sequence ids.
         ignore_eos: continue past the model's end-of-sequence ids.

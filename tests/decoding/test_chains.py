@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from transformers import (
     Gemma2Config,
     GraniteConfig,
     LlamaConfig,
+    LogitsProcessor,
     MistralConfig,
     Qwen2Config,
     RepetitionPenaltyLogitsProcessor,
@@ -62,7 +64,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "greedy": Greedy,
     "seed": lambda: Coupled(3),
     "greedy, penalties": Greedy,
-    "seed, penalties": lambda: Coupled(3),
+    "seed, penalties and mask": lambda: Coupled(3),
 }
 PENALTIES: dict[str, Any] = {
     "repetition_penalty": 1.3,
@@ -75,7 +77,7 @@ SAMPLING = {
     "greedy": SamplingParams(),
     "seed": SamplingParams(temperature=0.7),
     "greedy, penalties": SamplingParams(**PENALTIES),
-    "seed, penalties": SamplingParams(temperature=0.7, top_p=0.95, **PENALTIES),
+    "seed, penalties and mask": SamplingParams(temperature=0.7, top_p=0.95, **PENALTIES),
 }
 ENDS = {5, 90, 1000}
 OTHERS = (RepetitionPenaltyLogitsProcessor(1.3),)
@@ -97,6 +99,21 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 WATCHED = (0, 1, 2, SUBLAYERS)
 
 
+class Modular(LogitsProcessor):
+    """Forbids a third of the tokens, by the sum of those written."""
+
+    vocab_size = SIZES["vocab_size"]
+
+    def forbidden(self, output: Sequence[int]) -> torch.Tensor:
+        return (torch.arange(self.vocab_size) + sum(output)) % 3 == 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.masked_fill(self.forbidden(input_ids[0, TEXT:].tolist()), -torch.inf)
+
+    def allowed_after(self, output: Sequence[int], path: Sequence[int]) -> Any:
+        return np.packbits(~self.forbidden([*output, *path]).numpy(), bitorder="little")
+
+
 @cache
 def target(family: str = "llama", dtype: torch.dtype = torch.float32) -> Target:
     torch.manual_seed(0)
@@ -113,11 +130,14 @@ def forward_by_forward() -> Iterator[None]:
 
 def context_for(on: Target, rule: str, room: int = 20, seed: int = 0) -> Generated:
     """A text of 24 tokens, and the same token after it by whichever rule."""
-    return sampling(on, RULES[rule](), SAMPLING[rule], room, seed)
+    mask: Any = Modular() if rule.endswith("mask") else None
+    return sampling(on, RULES[rule](), SAMPLING[rule], room, seed, mask)
 
 
-def sampling(on: Target, rule: Rule, params: SamplingParams, room: int = 20, seed: int = 0) -> Generated:
-    processor, needs, text = build_processors(params, TEXT, ENDS), Needs(sibling_rows=12), prompt(TEXT, seed)
+def sampling(
+    on: Target, rule: Rule, params: SamplingParams, room: int = 20, seed: int = 0, mask: Any = None
+) -> Generated:
+    processor, needs, text = build_processors(params, TEXT, ENDS, mask), Needs(sibling_rows=12), prompt(TEXT, seed)
     context, _ = read_text(on, text, needs, max_new_tokens=room, rule=rule, processor=processor)
     with torch.inference_mode():
         context.pending.fill_(7)

@@ -6,6 +6,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,16 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from helpers.checkpoints import make_tokenizer
+from helpers.kernels import needs_kernels
+from helpers.low_bit_model import SIZES, random_model
 from helpers.models import VOCABULARY, build, prompt
 from helpers.slow_decoding import p_value_of_samples, slow_greedy
 from selfspec import Engine, SamplingParams
 from selfspec.constraint import Constraint
 from selfspec.errors import InvalidParameterError, MissingPackageError
+from selfspec.runtimes.chain import Path
 from selfspec.sampling.grammar import KEPT_MASKS, MOST_COMPILED, GrammarMask, Grammars
+from selfspec.sampling.processors import ScoreProcessor
 
 MODEL = build("llama")
 PROMPT = prompt(12)
@@ -260,6 +265,69 @@ def test_logprobs_are_those_before_the_mask() -> None:
     assert free.logprobs is not None
     assert result.logprobs[0].top == free.logprobs[0].top
     assert result.logprobs[0].token_id != free.logprobs[0].token_id
+
+
+@needs_kernels
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["auto", "autoregressive", "low-bit", "prompt-lookup"])
+def test_kernels_choose_what_processors_choose(
+    method: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In runs, drafts and verifications, for several requests beside each other; also where a text is complete."""
+    params = SamplingParams(60, temperature=temperature, seed=3, json_schema=RECORD)
+    others = [replace(params, json_schema=None, regex="(ab|ba){3,9}"), replace(params, json_schema=ONE_OF, top_k=3)]
+    requests = [(prompt(12, seed), own) for seed, own in enumerate([params, *others])]
+    process, later = ScoreProcessor.__call__, list[int]()
+
+    def processed(self: ScoreProcessor, logits: torch.Tensor, context: Any) -> torch.Tensor:
+        later.extend([1] * (context(0).shape[1] > 12))
+        return process(self, logits, context)
+
+    model, tokenizer = random_model(eos_token_id=EOS), make_tokenizer(SIZES["vocab_size"])
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoreProcessor, "__call__", processed)
+        native = Engine(model, tokenizer, method).generate_each(requests)
+    assert not later
+    assert method == "autoregressive" or sum(each.drafted for each in native) > 0
+    monkeypatch.setattr("selfspec.decoding.request.choosing_path", lambda *_, **__: Path("chosen in Python"))
+    plain = Engine(model, tokenizer, "autoregressive").generate_each(requests)
+    assert [each.token_ids for each in native] == [each.token_ids for each in plain]
+    assert "eos" in [each.finish_reason for each in native]
+    assert min(each.new_token_count for each in native) > 3
+
+
+@needs_kernels
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_auto_drafts_what_is_forced(temperature: float) -> None:
+    engine = Engine(random_model(eos_token_id=EOS), make_tokenizer(SIZES["vocab_size"]), "auto")
+    forced = "(ab|ba)_then_what_is_forced,[0-9]{3,9},_and_more"
+    params = SamplingParams(60, temperature=temperature, seed=1, regex=forced)
+    result = engine.generate(prompt(12), params)
+    assert re.fullmatch(forced, result.text)
+    assert sum(each.accepted for each in result.rounds if each.drafted_by == "grammar") > 20
+    assert result.token_ids == plain_of(engine).generate(prompt(12), params).token_ids
+
+
+def plain_of(engine: Engine) -> Engine:
+    return Engine(engine.target.model, engine.tokenizer, "autoregressive")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "output", "expected"),
+    [
+        (Constraint("regex", "abc(d|e)"), "", "abc"),
+        (Constraint("regex", "abc(d|e)"), "ab", "c"),
+        (Constraint("regex", "abc(d|e)"), "abc", ""),
+        (Constraint("regex", "abc(d|e)"), "b", ""),
+        (Constraint("regex", "abcd"), "abcd", ""),
+    ],
+)
+def test_what_is_forced(constraint: Constraint, output: str, expected: str) -> None:
+    mask = Grammars(TOKENIZER, VOCABULARY, {EOS}).mask(constraint, 0)
+    for _ in range(2):
+        assert [*mask.forced_after(letters(output))][: len(expected)] == letters(expected)
+        assert bool(mask.forced_after(letters(output))) == bool(expected)
+    assert not mask.forced_after([*letters(output), EOS])
 
 
 def test_a_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ class Prefill:
         room: most tokens that may be written after the first one.
         earlier: texts of earlier requests, where the engine keeps them (``cache_dir``).
         seconds: that reading the prompt took.
+        forced: given the output so far, tokens that spell what a grammar forces next; ``None`` without a grammar.
     """
 
     prompt_ids: tuple[int, ...]
@@ -86,6 +87,7 @@ class Prefill:
     room: int = 0
     earlier: SuffixAutomaton | None = None
     seconds: float = 0.0
+    forced: Callable[[Sequence[int]], Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Sequence:
     Attributes:
         choosing: whether kernels choose its tokens.
         drawing: how tokens are drawn by noise from logits divided by a temperature, or on a CPU from the most likely
-            ones, or chosen after biases and penalties, if that is all that chooses them.
+            ones, or chosen after biases, penalties and a grammar's mask, if that is all that chooses them.
         takes_best: whether the next token is the one of the largest logit.
         length: tokens of prompt and output so far.
         sibling_limit: most draft tokens beside the longest path of a tree.
@@ -249,7 +249,9 @@ class Sequence:
         states = {index: rows[-read:] for index, rows in self.prompt_states.items()}
         seconds = (request.first_token_at or 0.0) - (request.started_at or 0.0)
         probe = Probe(self.target, self.rule, self.state, self.ids)
-        return Prefill(tuple(request.prompt_ids), first, probe, states, room, request.earlier, seconds)
+        mask = None if self.processor.changes is None else self.processor.changes.mask
+        forced = None if mask is None else mask.forced_after
+        return Prefill(tuple(request.prompt_ids), first, probe, states, room, request.earlier, seconds, forced)
 
     def write_draft(self, step: int, token_id: torch.Tensor) -> None:
         """Writes a drafted token, long ``[1]``, after ``step`` others, where ``drafted_context`` reads it."""
@@ -349,11 +351,11 @@ LEAVING = (PROCESSED, REJECTION, WIDTHS, CHOOSER, WATCHED, MANY_ROWS)
 def choosing_path(rule: Rule, processor: ScoreProcessor, *, on_host: bool) -> Path:
     """Whether kernels choose the tokens of a request: by the largest logit, or by noise after a temperature.
 
-    Those of a CPU (``on_host``) draw from the most likely tokens, too, and know biases and penalties.
+    Those of a CPU (``on_host``) draw from the most likely tokens, too, and know biases, penalties and grammars.
     """
     if not rule.chooses_best and not isinstance(rule, Coupled):
         return REJECTION
-    everywhere = processor.likely == ALL and processor.changes is None
+    everywhere = processor.likely == ALL and processor.changes is None  # also on accelerators
     return NATIVE if processor.temperature is not None and (on_host or everywhere) else PROCESSED
 
 

@@ -44,6 +44,9 @@ MATCH_LENGTH = Feature(edges=(2, 3, 4, 5, 7, 10, 16, 24), prior=(0.15, 0.3, 0.4,
 AGREED = Feature(edges=(2, 4, 8), prior=(0.8, 0.85, 0.92, 0.97))
 """The same where the same token was chosen after a probe."""
 
+SPELLING = Feature(edges=(), prior=(0.95,))
+"""Of tokens that spell what a grammar forces: a model may spell it by others."""
+
 CONFIDENCE = Feature(
     edges=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995),
     prior=(0.1, 0.25, 0.4, 0.5, 0.58, 0.66, 0.74, 0.81, 0.88, 0.94, 0.97, 0.985, 0.995),

@@ -26,6 +26,7 @@ struct ChainSequence {
     float* probed_confidence;   // and its probability; both null where there are no probes
     const void* mask_embedding;          // [hidden], the embedding of a token that is not known; null for zero
     Drawing drawing;        // of the first token
+    const uint8_t** allowed;  // by row of the next forward as in ``Drawing``; null where all tokens are allowed in all rows
     void* const* captured;  // of a verification, by sublayer, and after the last, where h of its rows [1 + drafted, hidden]
                             // is copied to, or null; null where none is
     const long* depths;     // of the rows of a tree [1 + drafted], counted from the first; null for a chain
@@ -153,6 +154,7 @@ template <class T> class Links {
             drawings.push_back(s.drawing);
             drawings.back().position += drafted + row;
             if (has_path) set_path(drawings.back(), paths.back(), drafted + row);
+            if (s.allowed) drawings.back().allowed = s.allowed[row];
         }
     }
     // What was drafted, and more tokens.

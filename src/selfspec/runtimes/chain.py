@@ -1,6 +1,6 @@
 """Tokens to draft and rows to verify: what a sequence asks of the model, what it gets, and the form C++ code takes."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ctypes import POINTER, Array, addressof, c_float, c_long, c_void_p, cast, pointer
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
@@ -232,11 +232,23 @@ class VerifyRequest:
             for index, states in captured.items():
                 structure.captured[index] = states.data_ptr()
         structure.tokens, structure.drafted = (c_long * len(tokens))(*tokens), len(tokens) - 1
+        if self.drawing is not None and (changed := self.drawing.changed) is not None and changed.has_mask:
+            structure.allowed = (c_void_p * len(tokens))(*changed.allow(self._paths(tokens)))
         if self.depths is not None and self.visible is not None:
             assert self.visible.is_contiguous()
             structure.depths = (c_long * len(tokens))(*self.depths)
             structure.visible = self.visible.data_ptr()
         return structure, captured
+
+    def _paths(self, tokens: list[int]) -> Iterator[list[int] | None]:
+        """The drafted tokens up to each row, its own included; ``None`` for a row without a token."""
+        for row, token in enumerate(tokens):
+            if token == PROBE:
+                yield None
+            elif self.visible is None:
+                yield tokens[1 : row + 1]
+            else:
+                yield [tokens[other] for other in self.visible[row].nonzero()[:, 0].tolist() if other]
 
 
 @dataclass(frozen=True)
@@ -265,11 +277,16 @@ class Chained:
         self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)()
         self._confidences = (c_float * limit)()
         self._probes, self._probed, self._probed_confidence = (c_long * MOST_PROBES)(), c_long(-1), c_float()
+        changed = None if request.drawing is None else request.drawing.changed
+        self._masked = changed if changed is not None and changed.has_mask else None
+        self._allowed = (c_void_p * (1 + limit))()
         self.goes_on, self.forwards = True, list[int]()
         self._head: HeadDraft | None = None
         guess_count, probe_count = self._write(request.rows(()))
         self.structure = _describe(request, request.state.cache.length + limit)
         self.structure.limit = limit
+        if self._masked is not None:
+            self.structure.allowed = self._allowed
         if request.seen is not None:
             self.structure.seen = pointer(request.seen.structure)
         self.structure.tokens, self.structure.confidences = self._tokens, addressof(self._confidences)
@@ -331,6 +348,9 @@ class Chained:
             self._guesses[:known] = [*rows.known]
         if probes:
             self._probes[:probes] = [*rows.probes]
+        if self._masked is not None:
+            paths = ([*self._drafted, *rows.known[:row]] for row in range(1 + known))
+            self._allowed[: 1 + known] = self._masked.allow(paths)
         self.forwards.append(1 + known + probes)
         return known, probes
 
@@ -376,7 +396,7 @@ def describe_drawing(drawing: Drawing | None, position: int) -> NativeDrawing:
     likely = drawing.likely
     native = NativeDrawing(drawing.key, position, drawing.temperature, likely.top_p, likely.min_p, likely.top_k)
     if drawing.changed is not None:
-        native.changes = pointer(drawing.changed.structure)
+        drawing.changed.describe(native)
     return native
 
 

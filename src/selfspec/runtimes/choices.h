@@ -78,7 +78,10 @@ struct Drawing {
     const Changes* changes;  // or null
     const long* path;        // tokens before the row that are not yet in the text, -1 for one that is not known
     long path_length;
+    const uint8_t* allowed;  // a bit for each token that may be chosen; or null for all
+    long allowed_bytes;
 };
+inline bool changes(const Drawing& drawing) { return drawing.changes || drawing.allowed; }
 inline bool filters(const Drawing& drawing) { return drawing.top_k > 0 || drawing.top_p < 1 || drawing.min_p > 0; }
 
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
@@ -100,10 +103,10 @@ inline bool may_be_above(uint64_t bits, float above) {
     return float(below) * 0x1p-32f <= exponential(above) * 1.001f;
 }
 
-// The logits of a row as its changes leave them.
-template <class T> void change(const T* logits, long count, const Drawing& by, float* to) {
-#pragma omp simd
-    for (long token = 0; token < count; token++) to[token] = up(logits[token]);
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+// Changes the logits of a row by the text before it.
+template <class T> void penalise(const T* logits, long count, const Drawing& by, float* to) {
     const Changes& changes = *by.changes;
     const auto write = [&](long token, float bias, int times) {
         if (token < 0 || token >= count) return;  // none, or one without a logit
@@ -120,7 +123,26 @@ template <class T> void change(const T* logits, long count, const Drawing& by, f
         write(*token, found ? changes.bias[known] : 0.0f, more + (found ? std::max(0, changes.times[known]) : 0));
     }
     for (long i = 0; i < changes.end_count && by.position < changes.first_end; i++)
-        if (changes.ends[i] < count) to[changes.ends[i]] = -std::numeric_limits<float>::infinity();
+        if (changes.ends[i] < count) to[changes.ends[i]] = NEVER;
+}
+inline void forbid_others(long count, const Drawing& by, float* to) {
+    for (long first = 0; first < count; first += 8) {
+        const uint8_t bits = first / 8 < by.allowed_bytes ? by.allowed[first / 8] : 0;
+        if (bits == 0xff) continue;
+        for (long token = first; token < std::min(first + 8, count); token++)
+            to[token] = bits >> (token - first) & 1 ? to[token] : NEVER;
+    }
+}
+// The logits of a row as they are after changes; returns how many tokens may be chosen.
+template <class T> long change(const T* logits, long count, const Drawing& by, float* to) {
+#pragma omp simd
+    for (long token = 0; token < count; token++) to[token] = up(logits[token]);
+    if (by.changes) penalise(logits, count, by, to);
+    if (by.allowed) forbid_others(count, by, to);
+    long possible = 0;
+#pragma omp simd reduction(+ : possible)
+    for (long token = 0; token < count; token++) possible += to[token] > NEVER;
+    return possible;
 }
 
 // A token of a row, with its sum of logit and noise.

@@ -27,6 +27,7 @@ template <class T> class Filter {
     const long count;
     const Drawing by;
     const float largest;
+    const long possible;  // tokens with a score
     float span = 0;  // no score of ``kept`` is more than this below the largest, but for those of the last bin
     std::vector<Scored> kept;
 
@@ -78,13 +79,13 @@ template <class T> class Filter {
         }
         kept.resize(some);
     }
-    // The same with as many as a condition asks for, or all.
+    // The same with as many as a condition asks for, or all that are possible.
     template <class Condition> void keep_until(const Condition& is_enough) {
         for (float below = 4; below < 1000; below *= 1.5f) {
             keep(below);
-            if (is_enough(below)) return;
+            if (is_enough(below) || long(kept.size()) == possible) return;
         }
-        keep(std::numeric_limits<float>::infinity());
+        keep(std::numeric_limits<float>::max());
     }
     template <class Condition> void keep_if(const Condition& condition) {
         kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const Scored& each) { return !condition(each); }), kept.end());
@@ -114,8 +115,8 @@ template <class T> class Filter {
     }
 
   public:
-    Filter(const T* logits, long count, float largest, const Drawing& by)
-        : logits(logits), count(count), by(by), largest(largest / by.temperature) {
+    Filter(const T* logits, long count, float largest, const Drawing& by, long possible)
+        : logits(logits), count(count), by(by), largest(largest / by.temperature), possible(possible) {
         if (!std::isfinite(this->largest)) return;
         double goal = 0;
         if (by.top_k) {
@@ -147,18 +148,18 @@ template <class T> class Filter {
 };
 
 // The token that is drawn from the logits of a row, or where nothing is drawn, the one of the largest; ``choice`` is theirs.
-template <class T> long draw_token(const T* logits, long count, const Choice& choice, const Drawing& by) {
+template <class T> long draw_token(const T* logits, long count, const Choice& choice, const Drawing& by, long possible) {
     if (by.temperature == 0) return choice.token;
-    if (filters(by)) return Filter<T>(logits, count, choice.largest, by).draw(choice.token);
+    if (filters(by)) return Filter<T>(logits, count, choice.largest, by, possible).draw(choice.token);
     return draw(logits, by, choice.token, 0, count).token;
 }
 // The same of logits that may change before; ``changed`` gives room for them.
 template <class T>
 long take_token(const T* logits, long count, const Choice& choice, const Drawing& by, std::vector<float>& changed) {
-    if (!by.changes) return draw_token(logits, count, choice, by);
+    if (!changes(by)) return draw_token(logits, count, choice, by, count);
     changed.resize(count);
-    change(logits, count, by, changed.data());
-    return draw_token(changed.data(), count, choose(changed.data(), 0, count, false), by);
+    const long possible = change(logits, count, by, changed.data());
+    return draw_token(changed.data(), count, choose(changed.data(), 0, count, false), by, possible);
 }
 
 // Filters rows of scores in place.
@@ -167,7 +168,7 @@ inline void keep_likely(float* scores, long rows, long count, int top_k, float t
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long row = 0; row < rows; row++) {
         float* own = scores + row * count;
-        Filter<float>(own, count, choose(own, 0, count, false).largest, by).write(own);
+        Filter<float>(own, count, choose(own, 0, count, false).largest, by, count).write(own);
     }
 }
 

@@ -396,7 +396,7 @@ template <class T> class Team {
 
     // Whether the token of a row depends on all of its logits at once.
     static bool takes_whole(const Head& head, long row) {
-        return (draws_row(head, row) && filters(head.drawings[row])) || (head.drawings && head.drawings[row].changes);
+        return (draws_row(head, row) && filters(head.drawings[row])) || (head.drawings && changes(head.drawings[row]));
     }
 
     void finish(const Head& head, Own& own) {

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTok
 from selfspec.constraint import Constraint, definition, parser_limits
 from selfspec.errors import InvalidParameterError, MissingPackageError, explaining, first_line
 from selfspec.model import transfer
+from selfspec.runtimes.changes import Allowed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -58,14 +59,12 @@ class GrammarMask(LogitsProcessor):
         kind: str = "json_schema",
     ) -> None:
         self._matcher, self._kind = matcher, kind
-        self._prompt_length = prompt_length
+        self.vocab_size, self._prompt_length = vocab_size, prompt_length
         self._eos_ids = frozenset(eos_ids)
-        self._vocab_size = vocab_size
-        self._only_eos = torch.ones(vocab_size, dtype=torch.bool)
-        self._only_eos[list(eos_ids)] = False
+        self._only_eos: Allowed = np.packbits(np.isin(np.arange(vocab_size), list(eos_ids)), bitorder="little")
         self._consumed: list[int] = []
         self._tokens = torch.empty(0, dtype=torch.long)  # begins with those consumed, on the device of the outputs
-        self._masks: dict[int, torch.Tensor] = {0: self._forbidden()}
+        self._masks: dict[int, Allowed] = {0: self._find_allowed()}
 
     def copy(self, prompt_length: int) -> "GrammarMask":
         """The mask of another request, after no tokens; of one that has masked nothing yet."""
@@ -81,22 +80,42 @@ class GrammarMask(LogitsProcessor):
         Raises:
             InvalidParameterError: llguidance's limits are exceeded, or no token can continue the text.
         """
-        forbidden = self._mask(input_ids[0, self._prompt_length :])
-        if forbidden is None:
+        output = input_ids[0, self._prompt_length :]
+        same = self._count_same(output)
+        allowed = self._allowed_after(same, output[same:].tolist())
+        if allowed is not self._only_eos:  # the matcher has consumed what the output begins with
+            self._keep(output, same)
+        if allowed is None:
             return scores
+        forbidden = torch.from_numpy(np.unpackbits(allowed, count=self.vocab_size, bitorder="little") == 0)
         return scores.masked_fill(transfer.send(forbidden, scores.device), -torch.inf)
 
-    def _mask(self, output: torch.Tensor) -> torch.Tensor | None:
-        """The tokens that may not follow an output ``[n]``, bool ``[vocab]``; ``None`` if it is not allowed itself."""
-        same = self._count_same(output)
-        rest: list[int] = output[same:].tolist()
+    def allowed_after(self, output: Sequence[int], path: Sequence[int]) -> Allowed | None:
+        """The tokens that may follow an output and drafted tokens after it; ``None`` if these are not allowed.
+
+        Raises:
+            InvalidParameterError: see ``__call__``.
+        """
+        same = max(0, min(len(output), len(self._consumed)) - KEPT_MASKS)
+        same = same if output[:same] == self._consumed[:same] else 0
+        self._tokens = self._tokens[:0]
+        return self._allowed_after(same, [*output[same:], *path])
+
+    def forced_after(self, output: Sequence[int]) -> Sequence[int]:
+        """Tokens that spell what the grammar forces after an output, as the tokenizer would."""
+        if self.allowed_after(output, ()) is None or len(self._consumed) < len(output):  # or it has ended
+            return ()
+        return self._matcher.compute_ff_tokens()
+
+    def _allowed_after(self, same: int, rest: list[int]) -> Allowed | None:
+        """The tokens that may follow the first ``same`` consumed ones and others; ``None`` if these are not allowed."""
         if not self._eos_ids.isdisjoint(rest):  # none is among those before: the matcher has consumed them
             return self._only_eos
-        if not self._advance_to(output, same, rest):
+        if not self._advance_to(same, rest):
             return None
-        length = len(output)
+        length = same + len(rest)
         if length not in self._masks:
-            self._masks[length] = self._forbidden()
+            self._masks[length] = self._find_allowed()
             self._masks.pop(length - KEPT_MASKS, None)
         return self._masks[length]
 
@@ -107,7 +126,7 @@ class GrammarMask(LogitsProcessor):
             return 0
         return count if torch.equal(self._tokens[:count], output[:count]) else 0
 
-    def _advance_to(self, output: torch.Tensor, same: int, rest: list[int]) -> bool:
+    def _advance_to(self, same: int, rest: list[int]) -> bool:
         """Moves the matcher to the end of an output; returns whether the grammar allows it.
 
         ``same`` tokens of the output are consumed, and the ``rest`` may be.
@@ -123,9 +142,8 @@ class GrammarMask(LogitsProcessor):
             del consumed[common:]
         new = rest[common - same :]
         consumed += new[: self._matcher.try_consume_tokens(new)]
-        self._keep(output, common)
         self._check_limits()
-        return len(consumed) == len(output)
+        return len(consumed) == same + len(rest)
 
     def _keep(self, output: torch.Tensor, begin: int) -> None:
         """Copies the tokens that were consumed from an index on, or all of them where there is no room for more."""
@@ -134,16 +152,16 @@ class GrammarMask(LogitsProcessor):
             self._tokens, begin = output.new_empty(2 * count), 0
         self._tokens[begin:count] = output[begin:count]
 
-    def _forbidden(self) -> torch.Tensor:
-        """The tokens that may not come next, bool ``[vocab]``."""
+    def _find_allowed(self) -> Allowed:
+        """The tokens that may come next."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        forbidden = torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size] == 0)
+        allowed = np.packbits(np.unpackbits(bits, count=self.vocab_size, bitorder="little"), bitorder="little")
         self._check_limits()
-        if bool(forbidden.all()):
+        if not allowed.any():
             raise InvalidParameterError(
                 f"{self._kind} allows no token of this tokenizer after {len(self._consumed)} tokens; change it"
             )
-        return forbidden
+        return allowed
 
     def _check_limits(self) -> None:
         if self._matcher.is_error():

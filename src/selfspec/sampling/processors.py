@@ -24,6 +24,7 @@ from selfspec.model import transfer
 from selfspec.model.forward import ALL, Likely
 from selfspec.runtimes import kernels
 from selfspec.runtimes.changes import Changes
+from selfspec.sampling.grammar import GrammarMask
 from selfspec.types import SamplingParams
 
 _MOST_TOP_K = 2**31 - 1
@@ -212,7 +213,7 @@ def build_processors(
     params: SamplingParams,
     prompt_length: int = 0,
     end_ids: Collection[int] = (),
-    mask: LogitsProcessor | None = None,
+    mask: GrammarMask | None = None,
 ) -> ScoreProcessor:
     """Builds the processors of a request, in the order of ``GenerationMixin._get_logits_processor`` and of vLLM.
 
@@ -240,19 +241,19 @@ def build_processors(
         processors.append(OutputPenalties(presence, frequency, prompt_length))
     if ends := end_ids if params.min_tokens else ():
         processors.append(MinTokens(params.min_tokens, prompt_length, ends))
+    if mask is not None:
+        processors.append(mask)
     changes, likely, temperature = None, ALL, 1.0
     if processors:
         first_end = prompt_length + params.min_tokens
-        changes = Changes(params.logit_bias or {}, repetition, presence, frequency, first_end, ends)
-    if mask is not None:
-        processors.append(mask)
+        changes = Changes(params.logit_bias or {}, repetition, presence, frequency, first_end, ends, mask)
     if params.samples:
         temperature, likely = float(params.temperature), Likely(params.top_k, float(params.top_p), float(params.min_p))
         if temperature != 1:
             processors.append(TemperatureLogitsWarper(temperature))
         if likely != ALL:
             processors.append(KeepLikely(likely))
-    if mask is not None or params.logits_processors:
+    if params.logits_processors:
         return ScoreProcessor([*processors, *params.logits_processors])
     return ScoreProcessor(processors, temperature, likely, changes)
 

@@ -1,9 +1,11 @@
-"""What ``auto`` knows of the coming tokens: prompt lookup, and what a probe chose, which say more together."""
+"""What ``auto`` knows of the coming tokens: prompt lookup, what a probe chose, and what a grammar forces."""
+
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from selfspec.decoding.drafter import Prefill
-from selfspec.methods.auto.known import LOOKUP, PROBED, Experience, KnownTokens
+from selfspec.methods.auto.known import FORCED, LOOKUP, PROBED, Experience, KnownTokens
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
 from selfspec.planning.acceptance_tables import CONFIDENCE, MATCH_LENGTH, PROBABILITY, AcceptanceRate
 
@@ -15,8 +17,8 @@ def experience_of() -> Experience:
     return Experience(*(AcceptanceRate(feature) for feature in (MATCH_LENGTH, PROBABILITY, CONFIDENCE)))
 
 
-def known_tokens(experience: Experience) -> KnownTokens:
-    prefill = Prefill(PROMPT, 1, probe=None)  # type: ignore[arg-type]
+def known_tokens(experience: Experience, forced: Callable[[Sequence[int]], Sequence[int]] | None = None) -> KnownTokens:
+    prefill = Prefill(PROMPT, 1, probe=None, forced=forced)  # type: ignore[arg-type]
     known = KnownTokens(prefill, experience, MaskEmbeddings())
     known.read_prompt(len(PROMPT) + 1)
     return known
@@ -93,3 +95,34 @@ def test_that_lookup_gives_what_probes_give_is_forgotten() -> None:
     assert low < known.gain_of_probe(0.0, 1.0) < known._probes.outlook().mean
     known.fade(1.0)
     assert known.gain_of_probe(0.0, 1.0) == pytest.approx(known._probes.outlook().mean)
+
+
+def test_what_a_grammar_forces_comes_first_and_lookup_goes_on_after_it() -> None:
+    asked: list[list[int]] = []
+
+    def forced(output: Sequence[int]) -> Sequence[int]:
+        asked.append(list(output))
+        return [5, 3] if output[-1] == 1 else []
+
+    known = known_tokens(experience_of(), forced)
+    probed(known, 7, 0.5)
+    assert known.any
+    offered = known.likeliest()
+    assert offered.name == FORCED
+    assert offered.token_ids[:4] == [5, 3, 4, 9]
+    assert offered.survival[:2] == pytest.approx([0.95, 0.95**2])
+    assert offered.survival[2] < offered.survival[1]
+    known.extend([5, 3])
+    assert known.likeliest().name == LOOKUP
+    assert asked == [[1], [1, 5, 3]], "once a round"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_how_models_spell_what_is_forced_is_learned(right: bool) -> None:
+    experience = experience_of()
+    for _ in range(40):
+        known = known_tokens(experience, lambda _: [5, 6])
+        known.likeliest()
+        known.extend([5, 6] if right else [9])
+    rate = known_tokens(experience, lambda _: [5, 6]).likeliest().survival[0]
+    assert rate > 0.98 if right else rate < 0.3

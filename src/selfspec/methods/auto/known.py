@@ -1,14 +1,14 @@
-"""What ``auto`` knows of the coming tokens without a draft: prompt lookup, and what a probe chose."""
+"""What ``auto`` knows of the coming tokens without a draft: prompt lookup, a probe's choice, what a grammar forces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.planning.acceptance_tables import AGREED, AcceptanceRate, Lookup, ProbedToken
+from selfspec.planning.acceptance_tables import AGREED, SPELLING, AcceptanceRate, Lookup, ProbedToken
 from selfspec.planning.plans import MOST_DRAFTED, Known, gain_of_probe
 
-LOOKUP, EARLIER, PROBED = "lookup", "earlier", "probe"
+LOOKUP, EARLIER, PROBED, FORCED = "lookup", "earlier", "probe", "grammar"
 
 _NEW = 2.0
 """Probed tokens that were right and that lookup did not give, with which a request begins."""
@@ -32,6 +32,8 @@ class Experience:
     """Of tokens of a layer draft, by its confidence."""
     agreed: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(AGREED))
     """Of tokens that lookup finds and that were chosen after a probe, too, by the length of the match."""
+    spelling: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(SPELLING))
+    """Of tokens that spell what a grammar forces."""
 
 
 class KnownTokens:
@@ -50,6 +52,9 @@ class KnownTokens:
         self.mask_embeddings = mask_embeddings
         self._probes = experience.probes.of_request()
         self._agreed = experience.agreed.of_request()
+        self._spelling = experience.spelling.of_request()
+        self._find_forced, self._output = prefill.forced, [prefill.first_token]
+        self._forced: Sequence[int] | None = None  # tokens that a grammar forces next; ``None`` until looked for
         self._probed = ProbedToken()
         self._right = self._novel = _NEW  # probed tokens that were right, and those of them that lookup did not give
         self._unread: list[int] = []  # tokens of plain rounds that were not looked up yet
@@ -57,7 +62,7 @@ class KnownTokens:
     @property
     def any(self) -> bool:
         """Whether a token is known."""
-        return self._probed.token is not None or bool(self.lookup.match_length)
+        return self._probed.token is not None or bool(self.lookup.match_length) or bool(self._forced_next())
 
     @property
     def prompt_is_unread(self) -> bool:
@@ -77,7 +82,9 @@ class KnownTokens:
     @property
     def likelihood(self) -> float:
         """The probability that the next token is known, at most ``LIKELIEST``."""
-        return LIKELIEST if self._probed.token is not None else min(self.lookup.likelihood, LIKELIEST)
+        if self._probed.token is not None or self._forced_next():
+            return LIKELIEST
+        return min(self.lookup.likelihood, LIKELIEST)
 
     def gain_of_probe(self, row: float, rate: float) -> float:
         """What a probe for the next round's first draft token is worth, in tokens (``planning.plans``).
@@ -88,6 +95,8 @@ class KnownTokens:
 
     def likeliest(self) -> Known:
         """The tokens that are likeliest to come next."""
+        if forced := self._forced_next():
+            return self._after_forced(forced)
         probed, match = self._probed, self.lookup.match_after()
         survival = self.lookup.survival(match, MOST_DRAFTED)
         found = self.lookup.tokens(match, MOST_DRAFTED) if match.length else []
@@ -103,14 +112,40 @@ class KnownTokens:
             return Known(name, found, [both / survival[0] * each for each in survival] or [both])
         return Known(name, found, survival)
 
+    def _forced_next(self) -> Sequence[int]:
+        """Tokens that spell what a grammar forces next; the model may spell it otherwise."""
+        if self._forced is None:
+            self._forced = () if self._find_forced is None else self._find_forced(self._output)
+        return self._forced
+
+    def _after_forced(self, forced: Sequence[int]) -> Known:
+        """These tokens, and those that lookup finds after them."""
+        rate, forced = self._spelling.rate(), forced[:MOST_DRAFTED]
+        likely = [rate**count for count in range(1, 1 + len(forced))]
+        after, room = self.lookup.match_after(forced), MOST_DRAFTED - len(forced)
+        following = self.lookup.survival(after, room) if room else []
+        tokens = self.lookup.tokens(after, room, forced) if following else []
+        return Known(FORCED, [*forced, *tokens], [*likely, *(likely[-1] * each for each in following)])
+
+    def _score_forced(self, committed: Sequence[int]) -> None:
+        for forced, token_id in zip(self._forced or (), committed, strict=False):
+            self._spelling.note(forced == token_id)
+            if forced != token_id:
+                break
+        if self._find_forced is not None:
+            self._forced = None
+            self._output += committed
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends the tokens of a round to the text, and scores by them what was known."""
         self._score_probe(token_ids)
+        self._score_forced(token_ids)
         self.lookup.extend(token_ids)
 
     def put_off(self, token_ids: Sequence[int]) -> None:
         """The same for a round for which nothing was planned; ``catch_up`` looks them up."""
         self._score_probe(token_ids)
+        self._score_forced(token_ids)
         self._unread += token_ids
 
     def catch_up(self) -> int:

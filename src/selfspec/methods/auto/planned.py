@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from selfspec.decoding.draft import Follow, NoDraft, TokenDraft
 from selfspec.decoding.drafter import Feedback
-from selfspec.methods.auto.known import EARLIER, LOOKUP, PROBED
+from selfspec.methods.auto.known import EARLIER, FORCED, LOOKUP, PROBED
 from selfspec.planning.acceptance_tables import LookupToConfirm
 from selfspec.planning.allowance import SharedRound
 from selfspec.planning.plans import PADDING, DraftPolicy, FilledRows, Plan, plain
@@ -77,7 +77,7 @@ class PlannedRound:
     @property
     def is_known(self) -> bool:
         """Whether known tokens are verified."""
-        return self.name in (LOOKUP, EARLIER, PROBED)
+        return self.name in (LOOKUP, EARLIER, PROBED, FORCED)
 
     @property
     def rate(self) -> float:
