@@ -10,6 +10,7 @@ What is measured (``--only`` takes some):
 - ``sampled``: the chat answers by the samplers of each with llama.cpp's defaults (temperature 0.8, ``top_k`` 40,
   ``top_p`` 0.95, ``min_p`` 0.05);
 - ``edits``: the same of two code edits and an extraction, whose answers repeat much of the prompt;
+- ``calls``: the same of three calls of tools, as JSON of a schema that the prompt has; each by its own grammar;
 - ``rows``: forwards of 1 to 16 rows after 64 cached tokens, with the logits of every row; not of ``auto``;
 - ``prompt``: a prompt of 512 tokens to its first token; not of ``auto``;
 - ``busy``: the chat answers beside a process that begins with them and computes all the time;
@@ -41,7 +42,19 @@ from selfspec.files import replace_file
 from selfspec_lab.bench.llama_cpp import describe_build
 from selfspec_lab.bench.stamp import make_stamp, parse_and_check
 
-MEASUREMENTS = ("bandwidth", "chat", "sampled", "edits", "rows", "prompt", "busy", "memory", "first", "perplexity")
+MEASUREMENTS = (
+    "bandwidth",
+    "chat",
+    "sampled",
+    "edits",
+    "calls",
+    "rows",
+    "prompt",
+    "busy",
+    "memory",
+    "first",
+    "perplexity",
+)
 
 
 def describe_file(path: Path) -> dict[str, Any]:

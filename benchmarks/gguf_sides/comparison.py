@@ -60,7 +60,7 @@ class Comparison:
     def measure_speed(self) -> None:
         """Bandwidth, answers, rows and prompts, in turns."""
         options, wanted = self._options, set(self._options.only)
-        if not wanted & {"bandwidth", "chat", "sampled", "edits", "rows", "prompt", "busy"}:
+        if not wanted & {"bandwidth", "chat", "sampled", "edits", "calls", "rows", "prompt", "busy"}:
             return
         with ExitStack() as stack:
             bandwidth = stack.enter_context(ReadBandwidth(options.threads))
@@ -79,6 +79,7 @@ class Comparison:
                     ("chat", self._chat, sides),
                     ("sampled", self._sampled, samples),
                     ("edits", self._edits, sides),
+                    ("calls", self._calls, samples),
                     ("rows", self._rows, single),
                     ("prompt", self._prompt, single),
                     ("busy", self._busy, sides),
@@ -131,8 +132,12 @@ class Comparison:
     def _answers(
         self, side: Process, prompts: Sequence[Sequence[int]], **sampling: float
     ) -> tuple[float, list[list[int]]]:
-        asked = {"max_new_tokens": self._options.max_new_tokens, "eos_ids": self._questions.eos_ids, **sampling}
-        outputs = [side.ask("generate", token_ids=prompt, **asked) for prompt in prompts]
+        return self._outputs(side, [{"token_ids": prompt, **sampling} for prompt in prompts])
+
+    def _outputs(self, side: Process, asked: Sequence[Mapping[str, Any]]) -> tuple[float, list[list[int]]]:
+        """Tokens a second after the first ones, and the outputs."""
+        common = {"max_new_tokens": self._options.max_new_tokens, "eos_ids": self._questions.eos_ids}
+        outputs = [side.ask("generate", **common, **each) for each in asked]
         speed = sum(len(each["token_ids"]) - 1 for each in outputs) / sum(each["rest"] for each in outputs)
         return speed, [each["token_ids"] for each in outputs]
 
@@ -148,6 +153,11 @@ class Comparison:
     def _edits(self, name: str, side: Process) -> None:
         speed, _ = self._answers(side, self._questions.edits)
         self.samples["edit_tokens_per_second"][name].append(speed)
+
+    def _calls(self, name: str, side: Process) -> None:
+        asked = [{"token_ids": prompt, "json_schema": schema} for prompt, schema in self._questions.calls]
+        speed, _ = self._outputs(side, asked)
+        self.samples["call_tokens_per_second"][name].append(speed)
 
     def _busy(self, name: str, side: Process) -> None:
         with busy_process():

@@ -12,6 +12,7 @@ LABELS = {
     "tokens_per_second": "chat answers, tokens/s",
     "sampled_tokens_per_second": "the same sampled, tokens/s",
     "edit_tokens_per_second": "edits and extraction, tokens/s",
+    "call_tokens_per_second": "calls of tools by a schema, tokens/s",
     "busy_tokens_per_second": "beside one busy process, tokens/s",
     "prompt_tokens_per_second": "prompt of 512 tokens, tokens/s",
     **{f"rows_{rows}": f"{rows} rows ÷ 1" for rows in (2, 4, 8, 16)},

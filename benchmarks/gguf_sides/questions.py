@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,43 @@ EDITS = (
     f"meeting, what this text says:\n\n{_MEETING}",
 )
 """Code edits and an extraction: their answers repeat much of the prompt."""
+TOOL = "Answer with a call of a tool, as JSON of this schema:"
+TOOLS = (
+    (
+        "Two second class train tickets from Zurich to Milan on 3 March 2026, please.",
+        "book_train_journey",
+        {
+            "departure_station": {"type": "string"},
+            "arrival_station": {"type": "string"},
+            "departure_date": {"type": "string"},
+            "travel_class": {"enum": ["first_class", "second_class"]},
+            "number_of_passengers": {"type": "integer"},
+        },
+    ),
+    (
+        "Put a meeting with Jonas about the delivery van into my calendar, next Tuesday from 10 to 11, in the dairy.",
+        "create_calendar_event",
+        {
+            "title": {"type": "string"},
+            "participants": {"type": "array", "items": {"type": "string"}, "maxItems": 5},
+            "weekday": {"enum": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]},
+            "start_time": {"type": "string"},
+            "end_time": {"type": "string"},
+            "location": {"type": "string"},
+        },
+    ),
+    (
+        "Find the function that parses dates in the folder src, and show me its first 40 lines.",
+        "search_source_files",
+        {
+            "search_pattern": {"type": "string"},
+            "folder": {"type": "string"},
+            "is_case_sensitive": {"type": "boolean"},
+            "most_lines": {"type": "integer"},
+        },
+    ),
+)
+"""Requests with the one tool that they need, and its arguments."""
 FIRST = "Why is the sky blue?"
 """The prompt of the commands whose first token is timed."""
 PROMPT_TOKENS = WINDOW = 512
@@ -63,6 +101,7 @@ class Questions:
     Attributes:
         chat: chat prompts.
         edits: chat prompts whose answers repeat much of them.
+        calls: chat prompts that are answered by a call of a tool, and the schema of that.
         long: a prompt of ``PROMPT_TOKENS``.
         windows: successive windows of a text, without special tokens.
         eos_ids: tokens that end an output.
@@ -70,9 +109,17 @@ class Questions:
 
     chat: list[list[int]]
     edits: list[list[int]]
+    calls: list[tuple[list[int], str]]
     long: list[int]
     windows: list[list[int]]
     eos_ids: list[int]
+
+
+def call_schema(name: str, arguments: dict[str, Any]) -> str:
+    """The JSON schema of a call of a tool, all of whose arguments are given."""
+    given = {"type": "object", "properties": arguments, "required": [*arguments], "additionalProperties": False}
+    call = {"name": {"const": name}, "arguments": given}
+    return json.dumps({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})
 
 
 def ask(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
@@ -97,8 +144,11 @@ def make_questions(path: Path, text: Path, tokens: int) -> Questions:
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     chat, edits = (ask(tokenizer, prompts) for prompts in (CHAT, EDITS))
+    schemas = [call_schema(name, arguments) for _, name, arguments in TOOLS]
+    tools = [f"{TOOL}\n{schema}\n\n{wish}" for schema, (wish, *_) in zip(schemas, TOOLS, strict=True)]
+    calls = list(zip(ask(tokenizer, tools), schemas, strict=True))
     ids: Sequence[int] = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
     if len(ids) < max(tokens, PROMPT_TOKENS):
         raise ValueError(f"{text} has {len(ids)} tokens, fewer than {max(tokens, PROMPT_TOKENS)}; take a longer text")
     windows = [list(ids[start : start + WINDOW]) for start in range(0, tokens - WINDOW + 1, WINDOW)]
-    return Questions(chat, edits, list(ids[-PROMPT_TOKENS:]), windows, [tokenizer.eos_token_id])
+    return Questions(chat, edits, calls, list(ids[-PROMPT_TOKENS:]), windows, [tokenizer.eos_token_id])

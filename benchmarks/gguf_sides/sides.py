@@ -45,12 +45,12 @@ class Selfspec:
         self._engine.warmup()
 
     def generate(
-        self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int], **sampling: float
+        self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int], **asked: Any
     ) -> dict[str, Any]:
-        """The tokens of an output, greedy or sampled; seconds to the first, and from there to the last."""
+        """The tokens of an output, greedy, sampled or of a schema; seconds to the first, and from there to the last."""
         # The engine knows the end-of-sequence tokens itself.
         options = {"max_new_tokens": max_new_tokens, "ignore_eos": not eos_ids}
-        result = self._engine.generate(token_ids, **options, **sampling)
+        result = self._engine.generate(token_ids, **options, **asked)
         first = result.prefill_seconds
         return {"token_ids": list(result.token_ids), "first": first, "rest": result.seconds - first}
 
@@ -71,10 +71,18 @@ class _LlamaCppAnswers:
     _decoding: Any
 
     def generate(
-        self, token_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int], **sampling: float
+        self,
+        token_ids: Sequence[int],
+        max_new_tokens: int,
+        eos_ids: Sequence[int],
+        json_schema: str | None = None,
+        **sampling: float,
     ) -> dict[str, Any]:
         """See ``Selfspec.generate``."""
-        output = self._decoding.generate(token_ids, max_new_tokens, eos_ids, *[sampling] * bool(sampling))
+        asked: dict[str, Any] = {"sampling": sampling} if sampling else {}
+        if json_schema is not None:
+            asked["json_schema"] = json_schema
+        output = self._decoding.generate(token_ids, max_new_tokens, eos_ids, **asked)
         return {"token_ids": list(output.token_ids), "first": output.prefill_seconds, "rest": output.seconds}
 
     def warm_up(self) -> None:

@@ -26,7 +26,7 @@ from page_figures.results import origin, present
 MARK = re.compile(r"<!-- benchmarks/pages\.py writes this: (.+?) -->\n.*?<!-- up to here -->", re.DOTALL)
 
 _GGUF = "python benchmarks/gguf_files.py --model FILE.gguf --text BOOK.txt"
-_BRIEF = f"{_GGUF} --only bandwidth,chat,sampled,edits,rows,prompt,busy,memory,first --repeats 3"
+_BRIEF = f"{_GGUF} --only bandwidth,chat,sampled,edits,calls,rows,prompt,busy,memory,first --repeats 3"
 _RUN = "selfspec bench run --suite SUITE --limit 1 --max-new-tokens 128 --methods auto,suffix,low-bit,mixed --out DIR"
 _REPLICAS = "selfspec-ray-2:auto,selfspec-ray-2:autoregressive,selfspec:auto,selfspec:autoregressive,selfspec-ray:auto"
 _CASCADES = (

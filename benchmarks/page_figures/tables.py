@@ -18,6 +18,7 @@ _SHORT = (
     "tokens_per_second",
     "sampled_tokens_per_second",
     "edit_tokens_per_second",
+    "call_tokens_per_second",
     "busy_tokens_per_second",
     "prompt_tokens_per_second",
 )

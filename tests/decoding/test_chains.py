@@ -113,6 +113,9 @@ class Modular(LogitsProcessor):
     def allowed_after(self, output: Sequence[int], path: Sequence[int]) -> Any:
         return np.packbits(~self.forbidden([*output, *path]).numpy(), bitorder="little")
 
+    def forced_after(self, output: Sequence[int]) -> Sequence[int]:
+        return ()
+
 
 @cache
 def target(family: str = "llama", dtype: torch.dtype = torch.float32) -> Target:

@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from gguf import GGUFReader
+from transformers import AutoTokenizer
 
 from selfspec.files import cache_folder
 from selfspec.runtimes.kernels import find
@@ -121,6 +123,20 @@ def test_llama_cpp_answers(benchmarks: Modules) -> None:
     assert outputs[2]["token_ids"] == outputs[3]["token_ids"]
     assert len(outputs[0]["token_ids"]) == 4
     assert outputs[0]["token_ids"] == outputs[1]["token_ids"] == outputs[2]["token_ids"]
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python and gguf")
+@pytest.mark.parametrize(("side", "options"), [("LlamaCpp", {}), ("Selfspec", {"method": "auto", "options": {}})])
+def test_both_write_a_call_of_a_tool(benchmarks: Modules, side: str, options: dict[str, Any]) -> None:
+    """However random the model, its text begins with what the schema forces."""
+    path, questions = FIXTURES / "F32.gguf", benchmarks("gguf_sides.questions")
+    schema = questions.call_schema("look", {"at": {"enum": ["the sky", "the sea"]}})
+    tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    answers = benchmarks("gguf_sides.worker").make_side(side, {"path": str(path), **options})
+    output = answers.generate([5, 6, 7], 64, [tokenizer.eos_token_id], json_schema=schema)
+    text = "".join(tokenizer.decode(output["token_ids"], skip_special_tokens=True).split())
+    assert text.startswith('{"name":"look","arguments":{"at":"the'[: len(text)])
+    assert len(text) > 3
 
 
 def test_a_process_that_cannot_load_says_why(benchmarks: Modules) -> None:

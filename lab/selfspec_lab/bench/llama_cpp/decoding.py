@@ -3,13 +3,14 @@
 import ctypes
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from selfspec_lab.bench.baseline import TimedOutput
+from selfspec_lab.bench.llama_cpp.grammar import json_chooser
 from selfspec_lab.bench.llama_cpp.library import import_library
 from selfspec_lab.bench.llama_cpp.weights import GgufFile
 from selfspec_lab.bench.spread import median_seconds
@@ -56,6 +57,7 @@ class LlamaCpp:
         max_new_tokens: int,
         eos_ids: Collection[int] = (),
         sampling: Mapping[str, float] | None = None,
+        json_schema: str | None = None,
     ) -> TimedOutput:
         """Generates and times an output, starting with an empty cache.
 
@@ -65,11 +67,18 @@ class LlamaCpp:
             eos_ids: tokens that end the output.
             sampling: ``top_k``, ``top_p``, ``min_p`` and ``temperature`` of llama.cpp's own samplers, and a ``seed``;
                 greedy if not given.
+            json_schema: the greedy output is JSON of this schema, by llama.cpp's own grammar.
 
         Raises:
             ContextLengthError: they exceed the context.
         """
-        with self._chooser(sampling) as choose:
+        if json_schema is not None:
+            chooser: AbstractContextManager[Callable[[], int]] = json_chooser(
+                self._library, self._model, self._context, json_schema
+            )
+        else:
+            chooser = self._chooser(sampling)
+        with chooser as choose:
             return self._generate(prompt_ids, max_new_tokens, eos_ids, choose)
 
     def _generate(
