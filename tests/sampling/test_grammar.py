@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -328,6 +329,21 @@ def test_what_is_forced(constraint: Constraint, output: str, expected: str) -> N
         assert [*mask.forced_after(letters(output))][: len(expected)] == letters(expected)
         assert bool(mask.forced_after(letters(output))) == bool(expected)
     assert not mask.forced_after([*letters(output), EOS])
+
+
+@pytest.mark.parametrize("scored", [letters(each)[0] for each in "vwxyz"])
+def test_tokens_that_the_model_does_not_score_are_not_allowed(scored: int) -> None:
+    """Those of a tokenizer with more tokens than the model."""
+    mask = Grammars(TOKENIZER, scored, {EOS}).mask(Constraint("regex", "[^e]*"), 0)
+    allowed = mask.allowed_after([], ())
+    assert allowed is not None
+    bits = np.unpackbits(allowed, bitorder="little")
+    assert len(bits) == -(-scored // 8) * 8
+    assert not bits[scored:].any()
+    free = scored - len(letters("e"))
+    assert 0 < bits.sum() <= free
+    assert not bits[letters("e")].any()
+    assert bits[letters("a")].all()
 
 
 def test_a_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

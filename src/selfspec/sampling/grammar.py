@@ -154,8 +154,9 @@ class GrammarMask(LogitsProcessor):
 
     def _find_allowed(self) -> Allowed:
         """The tokens that may come next."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.packbits(np.unpackbits(bits, count=self.vocab_size, bitorder="little"), bitorder="little")
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed: Allowed = bits[: -(-self.vocab_size // 8)].copy()
+        allowed[-1] &= 0xFF >> -self.vocab_size % 8  # the tokenizer may have more tokens than the model scores
         self._check_limits()
         if not allowed.any():
             raise InvalidParameterError(
