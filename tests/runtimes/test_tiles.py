@@ -1,4 +1,4 @@
-"""AMX tiles, whose instructions are emulated in C++: products at odd shapes, alone and among others; whole forwards.
+"""AMX tiles, whose instructions are emulated in C++: products and attention at odd shapes; whole forwards.
 
 The same with the real instructions, where the processor has them. The programs check by themselves that a row has the
 same bits alone and among others, that sums are close to those in double precision, and that tiles were used.
@@ -43,6 +43,21 @@ HASHES = """
 """What ``tile_products.cpp`` prints with AMX: inputs, outputs, and a hash of the sums of 18 rows."""
 
 
+ATTENTION_HASHES = """
+1 1 32 0 1 0 a28cabe33763f14b
+2 1 64 0 5 0 ab28e9433a27cf17
+6 2 64 31 9 0 11241733cfd16be6
+12 2 128 130 12 0 757031e844e87382
+3 3 96 300 40 0 d22e64623f908fd7
+7 1 160 97 6 0 038a10cc0f64b826
+4 2 64 200 20 50 e967a257b1189085
+4 1 32 400 33 129 64762b15dc49481d
+2 1 32 45 24 7 908b97396b29b675
+5 1 576 70 8 0 3e2dd99181a20ca2
+"""
+"""The same of ``tile_attention.cpp``: heads, key heads, numbers of a head, cached tokens, rows, window, a hash."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", dict.fromkeys((FLAGS[0], FLAGS[-1])), ids=lambda flags: " ".join(flags[-1:]))
 def test_products(flags: tuple[str, ...], tmp_path: Path) -> None:
@@ -55,6 +70,20 @@ def test_products(flags: tuple[str, ...], tmp_path: Path) -> None:
 def test_products_of_the_real_instructions(tmp_path: Path) -> None:
     lines = run_program("tile_products.cpp", tmp_path / "products", "g++", *REAL, "-O1")
     assert lines == [line.split() for line in HASHES.strip().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("-mavx512f" not in FLAGS[-1], reason="attention runs in tiles beside AVX-512 alone")
+def test_attention(tmp_path: Path) -> None:
+    """Bit for bit what the real instructions give."""
+    lines = run_program("tile_attention.cpp", tmp_path / "attention", "g++", *FLAGS[-1], "-O0", TILES)
+    assert lines == [line.split() for line in ATTENTION_HASHES.strip().splitlines()]
+
+
+@needs_amx
+def test_attention_of_the_real_instructions(tmp_path: Path) -> None:
+    lines = run_program("tile_attention.cpp", tmp_path / "attention", "g++", *REAL, "-O1")
+    assert lines == [line.split() for line in ATTENTION_HASHES.strip().splitlines()]
 
 
 @pytest.mark.slow

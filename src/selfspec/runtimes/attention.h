@@ -3,17 +3,18 @@
 // Queries of a key head run together, a stretch of slots at a time, so that its keys and values are in the first caches
 // while tiles of queries pass; in that time those of the next stretch are fetched. The sums of a query run over slots one
 // by one, and a slot that it does not see adds zero. So a query gets the same bits whichever slots that it does not see
-// stand between the others, and whichever queries run beside it.
+// stand between the others, and whichever queries run beside it. With AMX, bfloat16 numbers are multiplied in its tiles.
 
 #pragma once
 
-#include "slots.h"
+#include "attention_tiles.h"
 
 namespace {
 
 constexpr long DIM_STEP = 32;   // the size of a head is a multiple of it
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
-constexpr long QUERIES = 24;    // most queries that read the keys and values of a key head together
+constexpr long QUERIES = attends_in_tiles<bf16> ? 32 : 24;  // most queries that read keys and values together
+constexpr long MARGIN = attends_in_tiles<bf16> ? PAIRED : 0;  // numbers before and after the scores of a query
 constexpr int QUERY_TILE = REGISTERS == 32 ? 6 : 4;  // most queries of a tile
 constexpr int TOTALS = REGISTERS == 32 ? 24 : LANES == 8 ? 12 : 8;  // vectors of sums that fit the registers
 
@@ -49,18 +50,32 @@ template <class T> struct Attention {
     float* shares;  // [heads, share_blocks], of each block of SEEN slots in the weights of the first row, or null
     long share_blocks;
     long dim = sizes.dim, group = sizes.group(), count = rows * group;  // queries of a key head
+    long pitch = slots + 2 * MARGIN;  // from the scores of a query to those of the next
 
-    // At most QUERIES queries of a key head, from one on. ``scores`` has room for as many times the slots.
-    void run(long head, long query, long some, float* scores) const {
+    // Numbers of the scores of queries.
+    static long room_of(long slots) { return QUERIES * (slots + 2 * MARGIN); }
+
+    // At most QUERIES queries of a key head, from one on. ``room`` is that of their scores.
+    void run(long head, long query, long some, float* room) const {
         const Range seen{range(query).from, range(query + some - 1).to};
-        score(head, query, some, seen, scores);
-        float sums[QUERIES];
+        float *scores = room + MARGIN, sums[QUERIES];
+        if constexpr (attends_in_tiles<T>)
+            score_in_tiles(head, query, some, seen, scores);
+        else
+            score(head, query, some, seen, scores);
         for (long i = 0; i < some; i++) {
-            sums[i] = soften(head, query + i, seen, scores + i * slots);
-            if (shares && query + i < group) note(shares + (head * group + query + i) * share_blocks, scores + i * slots, sums[i]);
-            V::lay_out(scores + i * slots + seen.from, seen.to - seen.from);
+            float* own = scores + i * pitch;
+            sums[i] = soften(head, query + i, seen, own);
+            if (shares && query + i < group) note(shares + (head * group + query + i) * share_blocks, own, sums[i]);
+            if constexpr (attends_in_tiles<T>)
+                pack(seen, own);
+            else
+                V::lay_out(own + seen.from, seen.to - seen.from);
         }
-        mix(head, query, some, seen, scores, sums);
+        if constexpr (attends_in_tiles<T>)
+            mix_in_tiles(head, query, some, seen, scores, sums);
+        else
+            mix(head, query, some, seen, scores, sums);
     }
 
   private:
@@ -107,7 +122,7 @@ template <class T> struct Attention {
             const void* coming = cached.at(head, slot + count);
             each_tile(some, [&](auto size, long first) {
                 const T* next = static_cast<const T*>(coming) + stretch * first / some * dim;  // each tile fetches its share
-                score_tile<size>(laid + first * blocks, keys, count, scores + first * slots + slot, next, some);
+                score_tile<size>(laid + first * blocks, keys, count, scores + first * pitch + slot, next, some);
             });
         }
     }
@@ -128,11 +143,11 @@ template <class T> struct Attention {
     }
     template <int R, int C> void sum_lanes(Floats (*total)[C], float* scores) const {
         constexpr int MOST = LANES / C, SOME = std::min(R, MOST);  // queries
-        if constexpr (R > MOST) sum_lanes<R - MOST, C>(total + MOST, scores + MOST * slots);
+        if constexpr (R > MOST) sum_lanes<R - MOST, C>(total + MOST, scores + MOST * pitch);
         float sums[LANES];
         const Floats found = scale * sum_each<SOME * C>(total[0]);
         std::memcpy(sums, &found, sizeof(sums));
-        for (int r = 0; r < SOME; r++) std::copy_n(sums + r * C, C, scores + r * slots);
+        for (int r = 0; r < SOME; r++) std::copy_n(sums + r * C, C, scores + r * pitch);
     }
 
     void mix(long head, long query, long some, const Range& seen, const float* scores, const float* sums) const {
@@ -146,16 +161,17 @@ template <class T> struct Attention {
             const void* coming = cached.at(sizes.value_of(head), slot + count);
             each_tile(some, [&](auto size, long first) {
                 const T* next = static_cast<const T*>(coming) + cached.stretch * first / some * dim;
-                const float* weights = V::weights(scores + first * slots + seen.from, slot - seen.from);
+                const float* weights = V::weights(scores + first * pitch + seen.from, slot - seen.from);
                 mix_tile<size>(values, count, weights, totals + first * vectors, next, some);
             });
         }
-        for (long i = 0; i < some; i++) {
-            Floats* total = totals + i * vectors;
-            T* to = out_at(head, query + i);
-            for (long part = 0; part < vectors; part++) total[part] /= sums[i];
-            for (long part = 0; part < vectors; part += L::parts) L::store(to + part * LANES, total + part);
-        }
+        for (long i = 0; i < some; i++) finish(head, query + i, totals + i * vectors, sums[i]);
+    }
+    // Writes an output, whose sums are overwritten.
+    void finish(long head, long query, Floats* total, float sum) const {
+        T* to = out_at(head, query);
+        for (long part = 0; part < dim / LANES; part++) total[part] /= sum;
+        for (long part = 0; part < dim / LANES; part += L::parts) L::store(to + part * LANES, total + part);
     }
     template <int R>
     void mix_tile(const T* values, long count, const float* weights, Floats* totals, const T* next, long some) const {
@@ -185,11 +201,77 @@ template <class T> struct Attention {
                 const long entry = i / L::parts * L::width;
                 const auto part = V::part(row + entry, second + entry, i % L::parts);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++) total[r][i] = V::add(total[r][i], weights + r * slots, part);
+                for (int r = 0; r < R; r++) total[r][i] = V::add(total[r][i], weights + r * pitch, part);
             }
         }
         for (int r = 0; r < R; r++) std::copy_n(total[r], PARTS, totals + r * vectors);
     }
+
+#if defined(ATTENDS_IN_TILES)
+    void score_in_tiles(long head, long query, long some, const Range& seen, float* scores) const {
+        QueryTiles tiles(some, dim, [&](long i) { return query_at(head, query + i); });
+        T room[STRETCH * MOST_DIM];
+        for (long slot = seen.from, count; slot < seen.to; slot += count) {
+            count = std::min(cached.stretch, seen.to - slot);
+            tiles.score(cached.rows(head, slot, count, room), count, scale, scores + slot, pitch);
+        }
+    }
+    // The slot at which the block of a slot begins; perhaps before the first one.
+    long block_of(long slot) const { return slot - (view.first + slot) % PAIRED; }
+    // Packs the weights of a query from the beginning of a block to the end of one. What no query sees is zero.
+    void pack(const Range& seen, float* scores) const {
+        const long from = block_of(seen.from), to = block_of(seen.to + PAIRED - 1);
+        std::fill(scores + from, scores + seen.from, 0.0f);
+        std::fill(scores + seen.to, scores + to, 0.0f);
+        pack_weights(scores + from, to - from);
+    }
+    void mix_in_tiles(long head, long query, long some, const Range& seen, const float* scores, const float* sums) const {
+        ValueTiles tiles(some, dim);
+        const long value = sizes.value_of(head), start = block_of(seen.from), straight = straight_slots(query, some, seen);
+        const T* packed = reinterpret_cast<const T*>(scores + start);
+        T room[STRETCH * MOST_DIM];
+        for (long slot = seen.from, end; slot < straight; slot = end) {
+            const long from = block_of(slot);
+            end = std::min(straight, from + cached.stretch);
+            const T* values = cached.rows(value, slot, end - slot, room);
+            tiles.add(values, slot - from, end - from, packed + from - start, 4 * pitch, cached.at(value, end));
+        }
+        for (long i = 0; straight < seen.to && i < some; i++) mix_alone(tiles, value, query + i, i, {straight, seen.to}, packed - start);
+        for (long i = 0; i < some; i++) {
+            Floats totals[MOST_DIM / LANES];
+            std::memcpy(totals, tiles.of(i), dim * sizeof(float));
+            finish(head, query + i, totals, sums[i]);
+        }
+    }
+    // Up to which slot all of some queries see every slot after their first ones: whole blocks, or the end.
+    long straight_slots(long query, long some, const Range& seen) const {
+        if (!view.visible) return seen.to;
+        long end = seen.to;
+        for (long row = query / group; row <= (query + some - 1) / group; row++) {
+            const bool* visible = view.visible + row * slots;
+            const bool* first = std::find(visible + seen.from, visible + seen.to, true);
+            end = std::min(end, long(std::find(first, visible + seen.to, false) - visible));
+        }
+        return end < seen.to ? std::max(seen.from, block_of(end)) : end;
+    }
+    // Adds what a query sees of the last slots, as if nothing were between them.
+    void mix_alone(ValueTiles& tiles, long value, long query, long place, const Range& last, const T* weights) const {
+        const bool* visible = view.visible + query / group * slots;
+        const long first = std::find(visible, visible + last.to, true) - visible;
+        T room[MOST_DIM], values[PAIRED * MOST_DIM];
+        long slot = std::max(first, last.from), begin = (view.first + slot) % PAIRED;
+        for (; slot < last.to; begin = 0) {
+            T own[MOST_ATTENDING][PAIRED] = {};
+            long count = begin;
+            for (; count < PAIRED && slot < last.to; slot++)
+                if (visible[slot]) {
+                    own[place][count] = weights[2 * place * pitch + slot];
+                    std::copy_n(cached.rows(value, slot, 1, room), dim, values + (count++ - begin) * dim);
+                }
+            tiles.add(values, begin, count, own[0], sizeof(own[0]), values);
+        }
+    }
+#endif
 
     // The scores of a query to their exponentials, 0 for slots that it does not see; returns their sum, with that of the sink.
     float soften(long head, long query, const Range& all, float* scores) const {

@@ -52,7 +52,7 @@ template <class T> class Team {
         {
             run_on_chosen();
             [[maybe_unused]] const TilesOfThread tiles;
-            Own own{std::unique_ptr<T[]>(new T[std::max(hidden, widest)]), std::unique_ptr<float[]>(new float[QUERIES * most_slots]),
+            Own own{std::unique_ptr<T[]>(new T[std::max(hidden, widest)]), std::unique_ptr<float[]>(new float[Attention<T>::room_of(most_slots)]),
                     std::unique_ptr<Line[]>(new Line[lines_of<T>(std::min(FEW, rows), widest)]),
                     std::vector<long>(f.part_count), {}, {}, {}, {}};
             if (most_rank && reduces_alone()) own.reductions.reserve(rows, widest, most_rank);
