@@ -13,6 +13,7 @@ What is measured (``--only`` takes some):
 - ``calls``: the same of three calls of tools, as JSON of a schema that the prompt has; each by its own grammar;
 - ``rows``: forwards of 1 to 16 rows after 64 cached tokens, with the logits of every row; not of ``auto``;
 - ``prompt``: a prompt of 512 tokens to its first token; not of ``auto``;
+- ``long``: a text of 4,096 tokens to its first token, and the tokens that go on with it, after the first ÷ seconds;
 - ``busy``: the chat answers beside a process that begins with them and computes all the time;
 - ``memory``: resident memory in a fresh process, after load and at its peak, which a prompt of 512 tokens and 64 more
   tokens are part of; llama.cpp without torch, with 1,024 positions;
@@ -50,6 +51,7 @@ MEASUREMENTS = (
     "calls",
     "rows",
     "prompt",
+    "long",
     "busy",
     "memory",
     "first",

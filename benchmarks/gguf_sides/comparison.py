@@ -12,7 +12,7 @@ from typing import Any
 from gguf_sides.bandwidth import ReadBandwidth
 from gguf_sides.figures import AUTO, LLAMA, PLAIN
 from gguf_sides.process import Process, busy_process, command_seconds
-from gguf_sides.questions import FIRST, PROMPT_TOKENS, ROWS, ROWS_CONTEXT, Questions
+from gguf_sides.questions import FIRST, PROMPT_TOKENS, ROWS, ROWS_CONTEXT, TEXT_TOKENS, Questions
 from selfspec_lab.measuring import in_turn
 
 EXACT, LOOKUP, REFERENCE = "exact", "llama.cpp prompt lookup", "dequantised float32"
@@ -60,7 +60,7 @@ class Comparison:
     def measure_speed(self) -> None:
         """Bandwidth, answers, rows and prompts, in turns."""
         options, wanted = self._options, set(self._options.only)
-        if not wanted & {"bandwidth", "chat", "sampled", "edits", "calls", "rows", "prompt", "busy"}:
+        if not wanted & {"bandwidth", "chat", "sampled", "edits", "calls", "rows", "prompt", "long", "busy"}:
             return
         with ExitStack() as stack:
             bandwidth = stack.enter_context(ReadBandwidth(options.threads))
@@ -82,6 +82,7 @@ class Comparison:
                     ("calls", self._calls, samples),
                     ("rows", self._rows, single),
                     ("prompt", self._prompt, single),
+                    ("long", self._long, samples),
                     ("busy", self._busy, sides),
                 ):
                     for name in in_turn(list(asked), repeat) if wish in wanted else ():
@@ -174,6 +175,13 @@ class Comparison:
     def _prompt(self, name: str, side: Process) -> None:
         output = side.ask("generate", token_ids=self._questions.long, max_new_tokens=1, eos_ids=[])
         self.samples["prompt_tokens_per_second"][name].append(PROMPT_TOKENS / output["first"])
+
+    def _long(self, name: str, side: Process) -> None:
+        asked = {"token_ids": self._questions.text, "max_new_tokens": self._options.max_new_tokens}
+        output = side.ask("generate", **asked, eos_ids=[])
+        self.samples["long_prompt_tokens_per_second"][name].append(TEXT_TOKENS / output["first"])
+        speed = (len(output["token_ids"]) - 1) / output["rest"]
+        self.samples["after_long_tokens_per_second"][name].append(speed)
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:

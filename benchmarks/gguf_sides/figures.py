@@ -15,6 +15,8 @@ LABELS = {
     "call_tokens_per_second": "calls of tools by a schema, tokens/s",
     "busy_tokens_per_second": "beside one busy process, tokens/s",
     "prompt_tokens_per_second": "prompt of 512 tokens, tokens/s",
+    "long_prompt_tokens_per_second": "text of 4,096 tokens, tokens/s",
+    "after_long_tokens_per_second": "after that text, tokens/s",
     **{f"rows_{rows}": f"{rows} rows ÷ 1" for rows in (2, 4, 8, 16)},
     "loaded_bytes": "resident after load, MiB",
     "peak_bytes": "resident at the peak, MiB",

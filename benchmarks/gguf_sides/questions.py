@@ -89,6 +89,8 @@ TOOLS = (
 FIRST = "Why is the sky blue?"
 """The prompt of the commands whose first token is timed."""
 PROMPT_TOKENS = WINDOW = 512
+TEXT_TOKENS = 4096
+"""Of the text that is read and gone on with."""
 ROWS = (1, 2, 4, 8, 16)
 ROWS_CONTEXT = 64
 """Cached tokens before the rows."""
@@ -103,6 +105,7 @@ class Questions:
         edits: chat prompts whose answers repeat much of them.
         calls: chat prompts that are answered by a call of a tool, and the schema of that.
         long: a prompt of ``PROMPT_TOKENS``.
+        text: one of ``TEXT_TOKENS``.
         windows: successive windows of a text, without special tokens.
         eos_ids: tokens that end an output.
     """
@@ -111,6 +114,7 @@ class Questions:
     edits: list[list[int]]
     calls: list[tuple[list[int], str]]
     long: list[int]
+    text: list[int]
     windows: list[list[int]]
     eos_ids: list[int]
 
@@ -148,7 +152,8 @@ def make_questions(path: Path, text: Path, tokens: int) -> Questions:
     tools = [f"{TOOL}\n{schema}\n\n{wish}" for schema, (wish, *_) in zip(schemas, TOOLS, strict=True)]
     calls = list(zip(ask(tokenizer, tools), schemas, strict=True))
     ids: Sequence[int] = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
-    if len(ids) < max(tokens, PROMPT_TOKENS):
-        raise ValueError(f"{text} has {len(ids)} tokens, fewer than {max(tokens, PROMPT_TOKENS)}; take a longer text")
+    if len(ids) < max(tokens, TEXT_TOKENS):
+        raise ValueError(f"{text} has {len(ids)} tokens, fewer than {max(tokens, TEXT_TOKENS)}; take a longer text")
     windows = [list(ids[start : start + WINDOW]) for start in range(0, tokens - WINDOW + 1, WINDOW)]
-    return Questions(chat, edits, calls, list(ids[-PROMPT_TOKENS:]), windows, [tokenizer.eos_token_id])
+    long, whole = (list(ids[-count:]) for count in (PROMPT_TOKENS, TEXT_TOKENS))
+    return Questions(chat, edits, calls, long, whole, windows, [tokenizer.eos_token_id])

@@ -11,7 +11,7 @@ from typing import Any
 
 from gguf_sides.memory import resident_memory
 
-CONTEXT = 1024
+CONTEXT = 4096 + 1024
 """Positions that llama.cpp gets."""
 
 
