@@ -11,8 +11,8 @@ from typing import Any
 
 from gguf_sides.memory import resident_memory
 
-CONTEXT = 4096 + 1024
-"""Positions that llama.cpp gets."""
+ROOM = 1024
+"""Positions that llama.cpp gets beside those of the longest text."""
 
 
 class Selfspec:
@@ -128,9 +128,10 @@ class LlamaCppLookup(_LlamaCppAnswers):
 def _llama_cpp_file(path: str) -> Any:
     import torch
 
+    from gguf_sides.questions import TEXT_TOKENS
     from selfspec_lab.bench.llama_cpp import GgufFile
 
-    return GgufFile(Path(path), CONTEXT, torch.bfloat16)
+    return GgufFile(Path(path), TEXT_TOKENS + ROOM, torch.bfloat16)
 
 
 class Dequantised:

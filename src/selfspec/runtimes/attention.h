@@ -13,7 +13,7 @@ namespace {
 
 constexpr long DIM_STEP = 32;   // the size of a head is a multiple of it
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
-constexpr long QUERIES = attends_in_tiles<bf16> ? 32 : 24;  // most queries that read keys and values together
+constexpr long QUERIES = attends_in_tiles<bf16> ? TILED_QUERIES : 24;  // most that read keys and values together
 constexpr long MARGIN = attends_in_tiles<bf16> ? PAIRED : 0;  // numbers before and after the scores of a query
 constexpr int QUERY_TILE = REGISTERS == 32 ? 6 : 4;  // most queries of a tile
 constexpr int TOTALS = REGISTERS == 32 ? 24 : LANES == 8 ? 12 : 8;  // vectors of sums that fit the registers
@@ -261,7 +261,7 @@ template <class T> struct Attention {
         T room[MOST_DIM], values[PAIRED * MOST_DIM];
         long slot = std::max(first, last.from), begin = (view.first + slot) % PAIRED;
         for (; slot < last.to; begin = 0) {
-            T own[MOST_ATTENDING][PAIRED] = {};
+            T own[TILED_QUERIES][PAIRED] = {};
             long count = begin;
             for (; count < PAIRED && slot < last.to; slot++)
                 if (visible[slot]) {

@@ -16,7 +16,8 @@ namespace {
 #define ATTENDS_IN_TILES
 #endif
 
-constexpr long PAIRED = 32;  // numbers of a sum that tiles multiply at a time
+constexpr long PAIRED = 32;         // numbers of a sum that tiles multiply at a time
+constexpr long TILED_QUERIES = 32;  // most queries that they multiply
 
 // Whether attention of a dtype runs in tiles.
 #if defined(ATTENDS_IN_TILES)
@@ -26,7 +27,7 @@ template <class T> constexpr bool attends_in_tiles = false;
 #endif
 
 #if defined(ATTENDS_IN_TILES)
-constexpr long MOST_ATTENDING = 2 * TILE_ROWS;  // queries
+static_assert(TILED_QUERIES == 2 * TILE_ROWS, "queries are in two tiles");
 
 // Queries that are multiplied with keys, 16 slots at a time. Sums are tiles 0 and 1, keys 4, queries 6 and 7.
 class QueryTiles {
@@ -100,7 +101,7 @@ class QueryTiles {
 class ValueTiles {
     static constexpr long BLOCKS = STRETCH / PAIRED;  // most at a time
     const long count, dim;
-    alignas(64) float sums[MOST_ATTENDING * MOST_DIM];  // [query, dim], even numbers of 32 before the odd ones
+    alignas(64) float sums[TILED_QUERIES * MOST_DIM];  // [query, dim], even numbers of 32 before the odd ones
     alignas(64) uint32_t laid[BLOCKS][2][TILE_ROWS][TILE_ROWS];  // 32 numbers of pairs of slots, even and odd ones
 
     template <int N> void add(long blocks, const bf16* weights, long stride, float* sums, const bf16* coming) {
