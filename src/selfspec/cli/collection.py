@@ -6,12 +6,13 @@ once more at the end of the process: about 2 of the 7 s in which a process impor
 
 import atexit
 import gc
+import sys
 
 
 def pause() -> None:
     """Turns the collector off until ``resume``, and leaves what exists at the end of the process to the system."""
     gc.disable()
-    atexit.register(gc.freeze)
+    atexit.register(_leave)
 
 
 def resume() -> None:
@@ -19,3 +20,11 @@ def resume() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+
+
+def _leave() -> None:
+    """Spares the process the last collection; not where Triton is loaded, which calls what is not collected leaks."""
+    if "triton._C.libtriton" in sys.modules:
+        gc.unfreeze()
+    else:
+        gc.freeze()
