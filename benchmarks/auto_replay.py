@@ -194,7 +194,7 @@ class Replay:
             tokens, probes = (planned.token_ids, planned.probes) if isinstance(planned, TokenDraft) else ((), ())
             left = text.answer[written:]
             accepted = common(tokens, left[:-1])
-            guess = (WRONG, 0.05) if accepted in probes else None
+            guess = ((WRONG, 0.05),) if accepted in probes else ()
             seconds = self.machine.verify(1 + len(tokens) + len(probes))
             rounds.append(RunRound(planned, tokens, tuple(left[: accepted + 1]), probes, guess, seconds=seconds))
             written += accepted + 1

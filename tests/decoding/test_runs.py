@@ -339,7 +339,7 @@ def test_a_step_without_numbers_is_named() -> None:
 
 
 def test_a_tree_begins_no_run() -> None:
-    siblings = TokenTree((-1, -1))
+    branches = TokenTree((-1, 0, 0))
     with pytest.raises(InvalidParameterError, match="leave follow out"):
-        TokenDraft((4, 5), siblings, follow=lambda _: None)
-    assert TokenDraft((4, 5), siblings).tree is siblings
+        TokenDraft((4, 5, 6), branches, follow=lambda _: None)
+    assert TokenDraft((4, 5, 6), branches).tree is branches

@@ -10,7 +10,7 @@ import torch
 from selfspec.decoding.suffixes import common
 from selfspec.errors import InvalidParameterError
 from selfspec.model.kept import KeptSet
-from selfspec.runtimes.chain import Path
+from selfspec.runtimes.chain import Path, Probed
 from selfspec.runtimes.mtp_head import MtpHead, MtpText
 from selfspec.runtimes.precision import Precision
 from selfspec.runtimes.seen_text import SeenText
@@ -70,9 +70,9 @@ Follow: TypeAlias = Callable[["RunRound"], Union["RunDraft", Later, None]]
 What it returns may be called ``Later``, where requests of a batch plan together.
 
 A run is several rounds in one native call, each a forward of the whole model over the last token and a chain of known
-tokens, of tokens that a multi-token-prediction head drafts before it, or none. Where nothing but tokens is asked of a
-request, a draft that is followed begins one. ``learn`` is called once after it, without scores, with the tokens of all
-its rounds (``Feedback.run``).
+tokens (with siblings of its first), of tokens that a multi-token-prediction head drafts before it, or none. Where
+nothing but tokens is asked of a request, a draft that is followed begins one. ``learn`` is called once after it,
+without scores, with the tokens of all its rounds (``Feedback.run``).
 """
 
 
@@ -106,7 +106,7 @@ class TokenDraft:
         forecast: what the method expects of the round, if it says so.
 
     Raises:
-        InvalidParameterError: it has ``follow``, and is no chain.
+        InvalidParameterError: it has ``follow``, and is no chain, with or without siblings of its first token.
     """
 
     token_ids: tuple[int, ...]
@@ -118,13 +118,21 @@ class TokenDraft:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.tree)
-        if self.follow is not None and not self.tree.is_chain:
-            raise InvalidParameterError("a run verifies chains; leave follow out, or draft a chain")
+        if self.follow is not None and self.tree != TokenTree.chain(self.chained, len(self.tree) - self.chained):
+            raise InvalidParameterError(
+                "a run verifies chains with siblings of their first token; leave follow out, or draft one"
+            )
+
+    @property
+    def chained(self) -> int:
+        """Tokens of the chain that it begins with; those after it are siblings of the first in a run."""
+        parents = self.tree.parents
+        return len(parents) if self.tree.is_chain else next(i for i, parent in enumerate(parents) if parent != i - 1)
 
     def cut(self, depth: int, nodes: int) -> "TokenDraft":
         """Its first nodes, those that are not too deep; without probes where one is left out, or nothing follows."""
         tree = self.tree
-        if tree.is_chain and len(tree) <= depth and (depth > 1 or not self.probes):
+        if len(tree) + len(self.probes) <= nodes and max(tree.depths) <= depth and (depth > 1 or not self.probes):
             return self
         return self.only([node for node, own in enumerate(tree.depths[1:]) if own <= depth][:nodes])
 
@@ -242,31 +250,38 @@ class RunRound:
 
     Attributes:
         draft: what was planned.
-        drafted: the known tokens, or those of the head, that were verified.
+        drafted: the known tokens, or those of the head, that were verified as a chain.
         probes: the rows after which there was a probe.
         token_ids: the tokens of the round.
-        probed_token: as ``Feedback.probed_token``.
+        probed: what may come by the probe after the last accepted row.
         confidences: of the drafted tokens, where a head drafted them.
         seconds: of its forward; where several sequences share the run, with what planning the others took.
+        siblings: tokens that were verified in place of the first of the chain.
     """
 
     draft: RunDraft
     drafted: tuple[int, ...]
     token_ids: tuple[int, ...]
     probes: tuple[int, ...] = ()
-    probed_token: tuple[int, float] | None = None
+    probed: Probed = ()
     confidences: tuple[float, ...] = ()
     seconds: float = 0.0
+    siblings: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
         """Of its verification."""
-        return 1 + len(self.drafted) + len(self.probes)
+        return 1 + len(self.drafted) + len(self.siblings) + len(self.probes)
+
+    @property
+    def probed_token(self) -> tuple[int, float] | None:
+        """As ``Feedback.probed_token``: the likeliest of those that may come by the probe."""
+        return self.probed[0] if self.probed else None
 
     @cached_property
     def accepted(self) -> int:
         """How many of the drafted tokens were accepted."""
-        return common(self.drafted, self.token_ids)
+        return common(self.drafted, self.token_ids) or int(self.token_ids[0] in self.siblings)
 
 
 def with_precision(draft: Draft, precision: Precision | None) -> Draft:

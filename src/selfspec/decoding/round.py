@@ -311,7 +311,7 @@ def _records(planned: Draft, verified: Verified, committed: tuple[int, ...], sec
         replace(
             whole,
             drafted=len(own.drafted),
-            candidates=len(own.drafted),
+            candidates=len(own.drafted) + len(own.siblings),
             accepted=own.accepted,
             token_ids=own.token_ids,
             probes=len(own.probes),

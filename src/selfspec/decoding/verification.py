@@ -20,10 +20,11 @@ from selfspec.runtimes.chain import (
     HeadDraft,
     NextRows,
     Path,
+    Probed,
     VerifiedRows,
     VerifyRequest,
 )
-from selfspec.runtimes.costs.rows import MOST_PROBES
+from selfspec.runtimes.costs.rows import MOST_PROBES, MOST_SIBLINGS
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.mtp_head import MtpText, RunHead
 from selfspec.runtimes.target import Target
@@ -234,14 +235,14 @@ class _Run:
     ) -> None:
         self.ends = sequence.output.ends_with()
         self._follow, self._until, self._limit, self._most_rows = follow, until, limit, most_rows
-        self._takes_probes = sequence.sibling_limit >= MOST_PROBES
+        self._most_beside = sequence.sibling_limit
         self._planned: Planned = first
         self._coming = NextRows()
         self._written = 0  # tokens of the rounds so far
         self._rounds: list[RunRound] = []
         self._began = time.perf_counter()  # the forward of the round
 
-    def note(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
+    def note(self, drafted: Many[int], probed: Probed) -> None:
         """Ends a round."""
         self._conclude(drafted, probed)
         self._planned = None if self._until.is_over(len(self._rounds)) else self._follow(self._rounds[-1])
@@ -261,24 +262,28 @@ class _Run:
         if isinstance(draft, MtpDraft):
             limit, stop = min(draft.limit, room, self._most_rows - 1), draft.stop
             return NextRows(head=HeadDraft(limit, None if stop is None else stop.stops) if limit > 0 else None)
-        known = draft.token_ids[: min(room, self._most_rows - 1)]
-        fits = self._takes_probes and room > 0 and len(known) + len(draft.probes) < self._most_rows
-        probes = draft.probes if fits and len(known) == len(draft.token_ids) else ()
-        return NextRows(known, probes[:MOST_PROBES])
+        chained, most = draft.chained, min(room, self._most_rows - 1)
+        known, siblings = draft.token_ids[: min(chained, most)], draft.token_ids[chained:] if most > 0 else ()
+        probes = draft.probes[:MOST_PROBES] if chained <= most and room > 0 else ()
+        beside = len(siblings) + len(probes)
+        if beside > self._most_beside or len(siblings) > MOST_SIBLINGS or len(known) + beside >= self._most_rows:
+            return NextRows(known)
+        return NextRows(known, siblings, probes)
 
-    def _conclude(self, drafted: Many[int], probed: tuple[int, float] | None) -> None:
+    def _conclude(self, drafted: Many[int], probed: Probed) -> None:
         """Notes the round that has ended, if there was one."""
         seconds = time.perf_counter() - self._began
         if isinstance(self._planned, RunDraft) and len(drafted) > self._written:
             coming, token_ids = self._coming, tuple(drafted[self._written :])
             head = coming.head or HeadDraft(0)
             known, probes, confidences = (*coming.known, *head.token_ids), tuple(coming.probes), tuple(head.confidences)
-            self._rounds.append(RunRound(self._planned, known, token_ids, probes, probed, confidences, seconds))
+            played = RunRound(self._planned, known, token_ids, probes, tuple(probed), confidences, seconds)
+            self._rounds.append(replace(played, siblings=tuple(coming.siblings)) if coming.siblings else played)
         self._written = len(drafted)
 
     def rounds(self, token_ids: list[int]) -> tuple[RunRound, ...]:
         """The rounds that gave these tokens, the first ones of those that were drafted."""
-        self._conclude(token_ids, None)
+        self._conclude(token_ids, ())
         left, found = len(token_ids), list[RunRound]()
         for each in self._rounds:
             own = each if left >= len(each.token_ids) else replace(each, token_ids=each.token_ids[:left])

@@ -108,6 +108,16 @@ class KeyValueCache:
         return pack(rows) if self.packed else rows
 
     @property
+    def planes(self) -> int:
+        """Heads of keys and values of a layer: rows of a slot in ``addresses``."""
+        return self._pairs[0].shape[0] * self._pairs[0].shape[1]
+
+    @property
+    def plane_slot_bytes(self) -> int:
+        """Bytes of each of these rows."""
+        return self._pairs[0].shape[3] * self._pairs[0].itemsize
+
+    @property
     def size_in_bytes(self) -> int:
         """Bytes reserved for keys and values."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))

@@ -73,12 +73,23 @@ PROBABILITY = Feature(
 )
 """Largest probability after a probe."""
 
+OTHERS = Feature(
+    edges=(0.03, 0.06, 0.12, 0.25),
+    prior=(0.03, 0.05, 0.08, 0.12, 0.16),
+    shares=(0.13, 0.25, 0.36, 0.2, 0.06),
+)
+"""Probability of the next likeliest tokens after a probe."""
+
+BESIDE = Feature(edges=(), prior=(0.0,))
+"""Of rounds after a probe, in which one of these may be accepted."""
+
 
 class ProbedToken(NamedTuple):
     """A token that may come after the pending one, and its probability; none without a token."""
 
     token: int | None = None
     confidence: float = 0.0
+    others: Sequence[tuple[int, float]] = ()  # the next likeliest, with their probabilities
     mask: int = 0  # the kind of mask embedding that it was made with
 
 

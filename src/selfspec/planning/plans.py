@@ -6,7 +6,7 @@ draft, of known tokens and probes for the next round; ``share_rows`` one of the 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -274,22 +274,28 @@ class WorthwhileDraft:
 
 @dataclass(frozen=True)
 class Known:
-    """Tokens that may come next, and by their number the probability that all are right; it never rises."""
+    """Tokens that may come next, and by their number the probability that all are right; it never rises.
+
+    ``siblings`` may come in place of the first of them, each with its probability, the likeliest first.
+    """
 
     name: str
     token_ids: Sequence[int]
     survival: Sequence[float]
+    siblings: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True)
 class FilledRows:
-    """What to verify: the first tokens of a chain, and after which of its rows there is a probe (0: the pending one).
+    """What to verify: the first tokens of a chain, some of their siblings, and after which rows there is a probe.
 
-    ``gain`` is what the probes are worth, in tokens of the next round.
+    Row 0 is the pending one's, those of the siblings follow those of the chain. ``gain`` is what the probes are worth,
+    in tokens of the next round.
     """
 
     known: Known
     plan: Plan
+    beside: int = 0
     probed: tuple[int, ...] = ()
     gain: float = 0.0
 
@@ -299,8 +305,18 @@ class FilledRows:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The known tokens to verify."""
+        """The known tokens to verify, as a chain."""
         return tuple(self.known.token_ids[: self.plan.length])
+
+    @property
+    def siblings(self) -> tuple[int, ...]:
+        """Those to verify in place of the first."""
+        return tuple(token_id for token_id, _ in self.known.siblings[: self.beside])
+
+    @property
+    def rows(self) -> int:
+        """Of the verification."""
+        return 1 + self.plan.length + self.beside + len(self.probed)
 
 
 def gain_of_probe(outlook: Outlook, row: float, rate: float) -> float:
@@ -314,51 +330,70 @@ def gain_of_probe(outlook: Outlook, row: float, rate: float) -> float:
 
 
 def fill_rows(known: Known, verify: CostTable, rate: float, longest: float, gain: float, trust: float) -> FilledRows:
-    """The number of known tokens, and the probes, that are worth most in a round of at most ``longest`` seconds.
+    """The known tokens and the probes that are worth most in a round of at most ``longest`` seconds.
 
-    Of numbers that are worth the same it is the largest: their rows cost nothing.
+    Each token is worth the chance that it is accepted, whatever the others are, so the likeliest are taken first: those
+    of the chain in their order, and siblings. Of numbers of them that are worth the same it is the largest: their rows
+    cost nothing.
 
     A probe after a row is of use if that row turns out to be the last one accepted, which is worth ``gain``. Costs may
-    have any shape: where more rows take less time, more tokens are verified. Of the known tokens' survival a share
+    have any shape: where more rows take less time, more tokens are verified. Of what the tokens are worth a share
     ``trust`` is believed.
     """
-    survival, most, likely = known.survival, longest + _EPSILON, len(known.survival)
-    best: tuple[Plan, tuple[int, ...], float] = Plan(0, 1.0, verify[1]), (), 0.0
-    highest, expected, reached = -math.inf, 1.0, 1.0
-    ends: list[tuple[float, int]] = []  # the likeliest rows that may be the last accepted, but for the chain's own last
-    for count in range(min(len(known.token_ids), MOST_DRAFTED) + 1):
-        after = survival[count] if count < likely else 0.0  # that the row after this chain's last would be accepted
-        seconds, own = verify[1 + count], 0.0
-        probes: tuple[int, ...] = ()
-        if gain and count <= _PROBED_LENGTHS:
-            probes, own = _probes(sorted([*ends, (reached, count)], reverse=True), count, verify, rate, gain)
-            if probes and verify[1 + count + len(probes)] <= most:
-                seconds = verify[1 + count + len(probes)]
+    survival, siblings, most = known.survival, known.siblings, longest + _EPSILON
+    longest_chain, likely = min(len(known.token_ids), MOST_DRAFTED), len(survival)
+    best: tuple[Plan, int, tuple[int, ...], float] = Plan(0, 1.0, verify[1]), 0, (), 0.0
+    highest, expected, count, beside = -math.inf, 1.0, 0, 0
+    ends = {0: 1.0}  # the chance of each row that it is the last one accepted; below 0 are those of siblings
+    while True:
+        rows, own = 1 + count + beside, 0.0
+        probed: tuple[int, ...] = ()
+        seconds = verify[rows]
+        if gain and rows <= 1 + _PROBED_LENGTHS:
+            probed, own = _probes(ends, rows, verify, rate, gain)
+            if probed and verify[rows + len(probed)] <= most:
+                seconds = verify[rows + len(probed)]
             else:
-                probes, own = (), 0.0
-            ends = sorted([*ends, (reached - after, count)], reverse=True)[:MOST_PROBES]
+                probed, own = (), 0.0
         worth = trust * (expected - 1) + own - rate * seconds
-        if (seconds <= most or not count) and worth >= highest:
-            highest, best = worth, (Plan(count, expected, seconds), probes, own)
-        expected, reached = expected + after, after
-    return FilledRows(known, *best)
+        if (seconds <= most or rows == 1) and worth >= highest:
+            highest, best = worth, (Plan(count, expected, seconds), beside, probed, own)
+        following = survival[count] if count < likely else 0.0
+        other = siblings[beside][1] if count and beside < len(siblings) else -1.0
+        if count == longest_chain and other < 0:
+            break
+        if rows > MOST_DRAFTED:
+            break
+        if count == longest_chain or other > following:
+            ends[0] -= other
+            beside += 1
+            ends[-beside] = other
+            expected += other
+        else:
+            ends[count] -= following
+            count += 1
+            ends[count] = following
+            expected += following
+    plan, beside, probed, own = best
+    return FilledRows(known, plan, beside, tuple(sorted(row if row >= 0 else plan.length - row for row in probed)), own)
 
 
 def _probes(
-    ends: Sequence[tuple[float, int]], count: int, verify: CostTable, rate: float, gain: float
+    ends: Mapping[int, float], rows: int, verify: CostTable, rate: float, gain: float
 ) -> tuple[tuple[int, ...], float]:
-    """The rows after which a probe pays beside ``count`` known tokens, in ascending order, and what they bring.
+    """The rows after which a probe pays beside ``rows`` of tokens, and what they bring.
 
-    ``ends`` are rows by the chance that each is the last one accepted, the likeliest first.
+    ``ends`` are the chances of rows that each is the last one accepted.
     """
-    rows: list[int] = []
+    likeliest = sorted(((chance, row) for row, chance in ends.items()), reverse=True)[:MOST_PROBES]
+    probed: list[int] = []
     total = 0.0
-    for chance, row in ends[:MOST_PROBES]:
-        if chance * gain <= rate * (verify[2 + count + len(rows)] - verify[1 + count + len(rows)]):
+    for chance, row in likeliest:
+        if chance * gain <= rate * (verify[1 + rows + len(probed)] - verify[rows + len(probed)]):
             break
-        rows.append(row)
+        probed.append(row)
         total += chance * gain
-    return tuple(sorted(rows)), total
+    return tuple(probed), total
 
 
 def share_rows(

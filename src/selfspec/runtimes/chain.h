@@ -14,16 +14,21 @@ namespace {
 struct ChainSequence {
     void* const* caches;  // by layer [2, key_heads, capacity, head_dim]
     long capacity, start;  // slot of the first row
+    long layers, planes, slot_bytes;  // of the caches: how many, [2, key_heads] of one, and a slot of one of these
     long limit;            // most tokens to draft, 1 or more
     long* tokens;          // [1 + limit], the last token of the text and then those that are drafted
     float* confidences;    // [limit]
     long* guesses;         // [limit], of the tokens after the last one, rows of the next forward
     long guess_count;
+    long* siblings;        // [3], tokens that may come in place of the first guess, or null: rows of the next forward after
+                           // those of the guesses
+    long sibling_count;
     long* probes;          // [3], the rows of the next forward (0 is the last token's) after which a row without a token
-                           // stands, or null
+                           // stands, or null: its last rows
     long probe_count;
-    long* probed;               // what the probe gives that stands after the row of the last token, -1 if none stands there
-    float* probed_confidence;   // and its probability; both null where there are no probes
+    long* probed;                // [4], what may come by the probe that stands after the row of the last token, the likeliest
+                                 // first; -1 after the last of them
+    float* probed_confidences;   // and their probabilities; both null where there are no probes
     const void* mask_embedding;          // [hidden], the embedding of a token that is not known; null for zero
     Drawing drawing;        // of the first token
     const uint8_t** allowed;  // by row of the next forward as in ``Drawing``; null where all tokens are allowed in all rows
@@ -39,6 +44,8 @@ struct ChainSequence {
                                     // logits that are all numbers: what comes out
 };
 
+constexpr long MOST_SIBLINGS = 3;
+
 struct DraftHead;
 
 struct Chain {
@@ -53,7 +60,7 @@ struct Chain {
     long count;
     // Is called with each drafted token; returns whether the draft of its sequence ends with it.
     int (*follow)(long sequence, long token, float confidence);
-    // Is called after each forward, with all of its tokens known: writes the guesses and probes of the next one of every
+    // Is called after each forward, with all of its tokens known: writes the guesses, siblings and probes of the next one of every
     // sequence that goes on, -1 guesses where its draft ends.
     void (*plan)();
     DraftHead* head;          // drafts guesses, see mtp.h; or null
@@ -129,7 +136,7 @@ template <class T> class Links {
             const ChainSequence& s = chain.sequences[index];
             if (!running[index]) continue;
             add_part(index, s.start + s.drafted, s.tokens + s.drafted, s.guesses, s.guess_count);
-            if (s.probe_count) add_probes(s);
+            if (s.sibling_count || s.probe_count) add_branches(s);
         }
         return !parts.empty();
     }
@@ -166,19 +173,25 @@ template <class T> class Links {
     static void set_path(Drawing& drawing, const std::vector<long>& path, long length) {
         drawing.path = path.data(), drawing.path_length = length;
     }
-    // Adds rows without a token to the latest part, after rows of it, which each sees up to its own.
-    void add_probes(const ChainSequence& s) {
-        const long known = 1 + s.guess_count;
-        std::vector<long> depths(known);
+    // Adds tokens beside the first guess to the latest part, and rows without a token, which see up to the row before them.
+    void add_branches(const ChainSequence& s) {
+        const long chained = 1 + s.guess_count, known = chained + s.sibling_count;
+        std::vector<long> depths(chained);
         std::iota(depths.begin(), depths.end(), 0);
-        for (long probe = 0; probe < s.probe_count; probe++) {
-            depths.push_back(s.probes[probe] + 1);
-            tokens.push_back(-1), positions.push_back(0), drawings.push_back(s.drawing);
+        const auto add = [&](long token, long depth) {
+            depths.push_back(depth);
+            tokens.push_back(token), positions.push_back(0), drawings.push_back(s.drawing);
             mask_embeddings.push_back(static_cast<const T*>(s.mask_embedding));
+        };
+        for (long row = chained; row < known; row++) {
+            add(s.siblings[row - chained], 1);
+            if (s.allowed) drawings.back().allowed = s.allowed[row];
         }
-        parts.back().rows += s.probe_count;
-        set_tree(s, depths.data(), [&s, known](long row, long other) {
-            return other == row || (other < known && other <= (row < known ? row : s.probes[row - known]));
+        for (long probe = 0; probe < s.probe_count; probe++) add(-1, depths[s.probes[probe]] + 1);
+        parts.back().rows += s.sibling_count + s.probe_count;
+        const auto sees = [chained](long row, long other) { return row < chained ? other <= row : other == 0 || other == row; };
+        set_tree(s, depths.data(), [&s, known, sees](long row, long other) {
+            return row < known ? sees(row, other) : other == row || (other < known && sees(s.probes[row - known], other));
         });
     }
     // Makes the latest part a tree: its rows are at their depths, and see those above them.
@@ -288,35 +301,57 @@ template <class T> class Links {
     // Takes the tokens that the rows of a part chose, up to the first that was not guessed.
     void take(long part) {
         ChainSequence& s = chain.sequences[of_part[part]];
-        const long first = parts[part].first_row, guesses = s.guess_count, probes = s.probe_count;
-        s.guess_count = s.probe_count = 0;
-        for (long row = 0; row <= guesses; row++) {
+        const long first = parts[part].first_row, guesses = s.guess_count, siblings = s.sibling_count, probes = s.probe_count;
+        s.guess_count = s.sibling_count = s.probe_count = 0;
+        for (long row = 0, next = 0; next >= 0; row = next) {
             const long token = tokens[first + row];
             s.finite += s.finite == s.drafted && finite[first + row];
             s.confidences[s.drafted++] = confidences[first + row];
             s.tokens[s.drafted] = token;
             s.guessed += row > 0;
-            const bool guessed = row < guesses && s.guesses[row] == token;
+            next = row < guesses && s.guesses[row] == token ? row + 1 : -1;
+            for (long sibling = 0; sibling < siblings && row == 0 && next < 0; sibling++)
+                if (s.siblings[sibling] == token) next = 1 + guesses + sibling;
             if (s.probed) *s.probed = -1;
-            for (long probe = 0; probe < probes && !guessed; probe++)
-                if (s.probes[probe] == row) read_probe(s, first + 1 + guesses + probe, token);
+            for (long probe = 0; probe < probes && next < 0; probe++)
+                if (s.probes[probe] == row) read_probe(s, first + 1 + guesses + siblings + probe, token);
             const bool goes_on = take_row(of_part[part], first + row);
             const bool ends = chain.follow(of_part[part], token, confidences[first + row]) || s.drafted == s.limit || !goes_on;
             running[of_part[part]] = !ends;
-            if (ends || !guessed) return;
+            if (ends) return;
+            if (next > guesses) move_slot(s, parts[part].start + next, parts[part].start + 1);
         }
     }
-    // What a probe gives: the token that it chose, or if that is the token which has been chosen for its own place
-    // meanwhile, the likeliest other one.
+    // Moves the keys and values of a sibling to where those of the first guess are.
+    static void move_slot(const ChainSequence& s, long from, long to) {
+        for (long layer = 0; layer < s.layers; layer++)
+            for (long plane = 0; plane < s.planes; plane++) {
+                char* slots = static_cast<char*>(s.caches[layer]) + plane * s.capacity * s.slot_bytes;
+                std::copy_n(slots + from * s.slot_bytes, s.slot_bytes, slots + to * s.slot_bytes);
+            }
+    }
+    // What may come by a probe: the token that it chose, or if that is the token which has been chosen for its own place
+    // meanwhile, the likeliest other one; and then others, the likeliest first.
     void read_probe(const ChainSequence& s, long row, long token) const {
-        *s.probed = tokens[row], *s.probed_confidence = confidences[row];
-        if (tokens[row] != token) return;
         const long outputs = f.head->outputs;
         const T* own = logits.data() + row * outputs;
-        Choice other = token ? choose(own, 0, token, false) : choose(own, 1, outputs, false);
-        if (token && token + 1 < outputs) other = join(other, choose(own, token + 1, outputs, false));
-        const float largest = std::max(other.largest, up(own[token]));
-        *s.probed = other.token, *s.probed_confidence *= exponential(other.largest - largest);
+        const float confidence = confidences[row];
+        long count = 0;
+        const auto write = [&](long other, float below) {
+            s.probed[count] = other, s.probed_confidences[count++] = confidence * exponential(below);
+        };
+        if (tokens[row] != token) {
+            write(tokens[row], 0);
+        } else {
+            Choice other = token ? choose(own, 0, token, false) : choose(own, 1, outputs, false);
+            if (token && token + 1 < outputs) other = join(other, choose(own, token + 1, outputs, false));
+            write(other.token, other.largest - std::max(other.largest, up(own[token])));
+        }
+        Draw likely[2 + MOST_SIBLINGS];
+        const long found = most_likely(own, outputs, drawings[row], likely, 2 + MOST_SIBLINGS);
+        for (long i = 0; i < found && count < 1 + MOST_SIBLINGS; i++)
+            if (likely[i].token != token && likely[i].token != s.probed[0]) write(likely[i].token, likely[i].largest - likely[0].largest);
+        if (count < 1 + MOST_SIBLINGS) s.probed[count] = -1;
     }
     // Copies the captured states of the rows of a part.
     void take_states(const Part& part, const ChainSequence& s) const {

@@ -9,7 +9,7 @@ import torch
 
 from selfspec.model.forward import Drawing, SequenceState
 from selfspec.model.low_rank import Adapter, LowRankSum
-from selfspec.runtimes.costs.rows import MOST_PROBES
+from selfspec.runtimes.costs.rows import MOST_PROBES, MOST_SIBLINGS
 from selfspec.runtimes.logits import Logits
 from selfspec.runtimes.seen_text import AttentionShares, SeenText
 from selfspec.runtimes.structures import (
@@ -41,8 +41,15 @@ class Path:
 PROBE = -1
 """Stands for the token of a row that has none."""
 
+MOST_PROBED = 1 + MOST_SIBLINGS
+"""Most tokens that are said to come by a probe."""
+
 NATIVE = Path()
 NO_KERNELS = Path("no kernels run this model here")
+
+
+Probed: TypeAlias = Sequence[tuple[int, float]]
+"""Tokens that may come by a probe, with their probabilities, the likeliest first; empty without a probe."""
 
 
 class DraftedToken(NamedTuple):
@@ -94,12 +101,13 @@ class RunningHead(Protocol):
 
 
 class NextRows(NamedTuple):
-    """What the rows of a forward after the last token's are: known tokens, then probes, each after one of the rows.
+    """What the rows of a forward after the last token's are: known tokens, siblings of the first, and probes.
 
-    Or tokens that a head drafts before it, in place of both.
+    Siblings may come in its place; each probe stands after one of the rows. Or what a head drafts, in place of all.
     """
 
     known: Sequence[int] = ()
+    siblings: Sequence[int] = ()
     probes: Sequence[int] = ()
     head: HeadDraft | None = None
 
@@ -107,11 +115,10 @@ class NextRows(NamedTuple):
 class Steps(Protocol):
     """Follows a draft of the whole model, whose tokens are the output's: several rounds of decoding in one call."""
 
-    def note(self, drafted: Sequence[int], probed: tuple[int, float] | None) -> None:
+    def note(self, drafted: Sequence[int], probed: Probed) -> None:
         """Called after every forward, if the draft goes on; those of all sequences before any is asked for rows.
 
-        It is given the tokens so far, and the likeliest other token in the probe after the last one's row with its
-        probability.
+        It is given the tokens so far, and what may come by the probe after the last one's row.
         """
         ...
 
@@ -260,6 +267,18 @@ class VerifiedRows:
     """By sublayer ``i`` its state ``h[i]``, ``[rows, hidden]``."""
 
 
+class RowsCounts(NamedTuple):
+    """How many rows of each kind the next forward has; no forward follows where ``known`` is negative."""
+
+    known: int
+    siblings: int = 0
+    probes: int = 0
+
+    def set(self, structure: ChainSequence) -> None:
+        """Tells the C++ code."""
+        structure.guess_count, structure.sibling_count, structure.probe_count = self
+
+
 class Chained:
     """A ``DraftRequest`` in the form that the C++ code takes.
 
@@ -276,13 +295,14 @@ class Chained:
         self._drafted: list[int] = []
         self._tokens, self._guesses = (c_long * (1 + limit))(int(request.pending)), (c_long * limit)()
         self._confidences = (c_float * limit)()
-        self._probes, self._probed, self._probed_confidence = (c_long * MOST_PROBES)(), c_long(-1), c_float()
+        self._siblings, self._probes = (c_long * MOST_SIBLINGS)(), (c_long * MOST_PROBES)()
+        self._probed, self._probed_confidences = (c_long * MOST_PROBED)(-1), (c_float * MOST_PROBED)()
         changed = None if request.drawing is None else request.drawing.changed
         self._masked = changed if changed is not None and changed.has_mask else None
-        self._allowed = (c_void_p * (1 + limit))()
+        self._allowed = (c_void_p * (1 + limit + MOST_SIBLINGS))()
         self.goes_on, self.forwards = True, list[int]()
         self._head: HeadDraft | None = None
-        guess_count, probe_count = self._write(request.rows(()))
+        counts = self._write(request.rows(()))
         self.structure = _describe(request, request.state.cache.length + limit)
         self.structure.limit = limit
         if self._masked is not None:
@@ -290,10 +310,10 @@ class Chained:
         if request.seen is not None:
             self.structure.seen = pointer(request.seen.structure)
         self.structure.tokens, self.structure.confidences = self._tokens, addressof(self._confidences)
-        self.structure.guesses, self.structure.guess_count = self._guesses, guess_count
-        self.structure.probes, self.structure.probe_count = self._probes, probe_count
-        self.structure.probed = pointer(self._probed)
-        self.structure.probed_confidence = addressof(self._probed_confidence)
+        self.structure.guesses, self.structure.siblings = self._guesses, self._siblings
+        self.structure.probes = self._probes
+        counts.set(self.structure)
+        self.structure.probed, self.structure.probed_confidences = self._probed, addressof(self._probed_confidences)
 
     def follow(self, token_id: int, confidence: float) -> bool:
         """Is called with each drafted token; returns whether the draft ends with it."""
@@ -325,34 +345,37 @@ class Chained:
     def note(self) -> None:
         """Is called after a forward with which the draft has not ended."""
         if (steps := self._request.steps) is not None:
-            probed = self._probed.value
+            count = next((index for index, token_id in enumerate(self._probed) if token_id < 0), MOST_PROBED)
             try:
-                steps.note(self._drafted, None if probed < 0 else (probed, self._probed_confidence.value))
+                probed = zip(self._probed[:count], self._probed_confidences[:count], strict=True)
+                steps.note(self._drafted, tuple(probed))
             except BaseException as failure:
                 self._failure = failure
 
-    def lay_out(self) -> tuple[int, int]:
-        """Writes the rows of the next forward down; returns the number of known tokens, -1 to end, and of probes."""
+    def lay_out(self) -> "RowsCounts":
+        """Writes the rows of the next forward down."""
         try:
             return self._write(self._request.rows(self._drafted) if self._failure is None else None)
         except BaseException as failure:
             self._failure = failure
             return self._write(None)
 
-    def _write(self, rows: NextRows | None) -> tuple[int, int]:
+    def _write(self, rows: NextRows | None) -> "RowsCounts":
         if rows is None:
             self.goes_on = False
-            return -1, 0
-        known, probes, self._head = len(rows.known), len(rows.probes), rows.head
+            return RowsCounts(-1)
+        known, siblings, probes, self._head = len(rows.known), len(rows.siblings), len(rows.probes), rows.head
         if known:
             self._guesses[:known] = [*rows.known]
+        if siblings:
+            self._siblings[:siblings] = [*rows.siblings]
         if probes:
             self._probes[:probes] = [*rows.probes]
         if self._masked is not None:
-            paths = ([*self._drafted, *rows.known[:row]] for row in range(1 + known))
-            self._allowed[: 1 + known] = self._masked.allow(paths)
-        self.forwards.append(1 + known + probes)
-        return known, probes
+            paths = [rows.known[:row] for row in range(1 + known)] + [[each] for each in rows.siblings]
+            self._allowed[: len(paths)] = self._masked.allow([*self._drafted, *path] for path in paths)
+        self.forwards.append(1 + known + siblings + probes)
+        return RowsCounts(known, siblings, probes)
 
     def output(self, structure: ChainSequence, seconds: float) -> Drafted:
         """What was drafted, by the structure as the chain has left it; raises what ``stop`` or ``guess`` raised.
@@ -381,6 +404,9 @@ def _describe(request: DraftRequest | VerifyRequest, end: int) -> ChainSequence:
         caches=cache.addresses,
         capacity=cache.capacity,
         start=cache.length,
+        layers=len(cache.keys),
+        planes=cache.planes,
+        slot_bytes=cache.plane_slot_bytes,
         mask_embedding=None if mask_embedding is None else mask_embedding.data_ptr(),
         drawing=describe_drawing(request.drawing, cache.length + 1),
         adapter=native_adapter(state.adapter),

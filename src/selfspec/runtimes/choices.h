@@ -181,4 +181,38 @@ template <class T> Draw draw(const T* logits, const Drawing& drawing, long likel
     return draw_from(drawing, from, to, score, [](long token) { return token; }, first);
 }
 
+constexpr float UNLIKELY = 8;  // how far a logit, divided by the temperature, may be below the largest to be looked at
+
+// The tokens of a row that would probably be chosen, the likeliest first: those of the largest logits, or of the largest sums of
+// logit / temperature and noise where one is drawn. Returns their number, at most ``most``.
+template <class T> long most_likely(const T* logits, long count, const Drawing& drawing, Draw* likely, long most) {
+    constexpr long SOME = 256;
+    const bool drawn = drawing.temperature > 0;
+    const float scale = drawn ? 1 / drawing.temperature : 1;
+    const uint64_t stream = stream_of(drawing);
+    std::vector<float> largest;  // of some tokens
+    for (long start = 0; start < count; start += SOME) {
+        const long end = std::min(count, start + SOME);
+        float own = NEVER;
+#pragma omp simd reduction(max : own)
+        for (long i = start; i < end; i++) own = up(logits[i]) > own ? up(logits[i]) : own;
+        largest.push_back(own);
+    }
+    const float least = *std::max_element(largest.begin(), largest.end()) - UNLIKELY / scale;
+    long found = 0;
+    for (size_t some = 0; some < largest.size(); some++) {
+        if (largest[some] < (drawn || found < most ? least : likely[most - 1].largest)) continue;
+        for (long token = some * SOME; token < std::min(count, long(some + 1) * SOME); token++) {
+            if (!(up(logits[token]) >= least)) continue;
+            float value = up(logits[token]) * scale;
+            if (drawn) value += gumbel(uniform_bits(stream, token));
+            if (found == most && value <= likely[most - 1].largest) continue;
+            long place = found < most ? found++ : most - 1;
+            for (; place > 0 && likely[place - 1].largest < value; place--) likely[place] = likely[place - 1];
+            likely[place] = {token, value};
+        }
+    }
+    return found;
+}
+
 }  // namespace

@@ -235,7 +235,7 @@ class NativeForward:
             for index in going:
                 chained[index].note()
             for index in going:
-                structures[index].guess_count, structures[index].probe_count = chained[index].lay_out()
+                chained[index].lay_out().set(structures[index])
                 if head is not None:
                     head.limit(index, chained[index].head_limit)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.model.mxint8 import SHARED
+from selfspec.runtimes.costs.rows import MOST_SIBLINGS
 from selfspec.runtimes.formats import BLOCK, FORMATS, SEEN, TILE
 from selfspec.runtimes.kernel_build import sources
 
@@ -187,6 +188,7 @@ CONSTANTS = {
     "TILE": TILE,
     "SHARED": SHARED,
     "SEEN": SEEN,
+    "MOST_SIBLINGS": MOST_SIBLINGS,
     **{f"format.{name}": form.number for name, form in FORMATS.items()},
     **{f"inputs.{name}": form.unit for name, form in FORMATS.items()},
     **{f"bytes.{name}": form.unit_bytes for name, form in FORMATS.items()},

@@ -39,9 +39,12 @@ class TokenTree:
 
     @staticmethod
     @lru_cache(maxsize=256)
-    def chain(length: int) -> "TokenTree":
-        """The tree of ``length`` nodes in which every token continues the one before it; cached by length."""
-        return TokenTree(tuple(range(ROOT, length - 1)))
+    def chain(length: int, siblings: int = 0) -> "TokenTree":
+        """The tree of ``length`` nodes in which every token continues the one before it, and siblings of the first.
+
+        It is cached.
+        """
+        return TokenTree((*range(ROOT, length - 1), *[ROOT] * siblings))
 
     def __len__(self) -> int:
         return len(self.parents)

@@ -187,7 +187,7 @@ def play_run(
         for index, (draft, played, adversary) in enumerate(zip(planned, own, adversaries, strict=True)):
             accepted = adversary.accepts(len(played.tokens))
             committed = (*played.tokens[:accepted], adversary.token())
-            guess = (adversary.token(), 0.9) if accepted in played.probes else None
+            guess = ((adversary.token(), 0.9),) if accepted in played.probes else ()
             done = RunRound(draft, tuple(played.tokens), committed, played.probes, guess, seconds=seconds)
             rounds[index].append(done)
         total += seconds

@@ -24,9 +24,9 @@ def known_tokens(experience: Experience, forced: Callable[[Sequence[int]], Seque
     return known
 
 
-def probed(known: KnownTokens, token: int, confidence: float) -> None:
-    """A probe of the last round chose a token."""
-    known.read_probe((token, confidence))
+def probed(known: KnownTokens, token: int, confidence: float, *others: tuple[int, float]) -> None:
+    """A probe of the last round chose a token; ``others`` may come, too."""
+    known.read_probe(((token, confidence), *others))
 
 
 def test_a_token_that_lookup_and_a_probe_give_is_likelier_than_either() -> None:
@@ -95,6 +95,51 @@ def test_that_lookup_gives_what_probes_give_is_forgotten() -> None:
     assert low < known.gain_of_probe(0.0, 1.0) < known._probes.outlook().mean
     known.fade(1.0)
     assert known.gain_of_probe(0.0, 1.0) == pytest.approx(known._probes.outlook().mean)
+
+
+def test_what_else_may_come_is_verified_beside_the_likeliest() -> None:
+    known = known_tokens(experience_of())
+    probed(known, 7, 0.5, (20, 0.2), (21, 0.1), (22, 0.01))
+    alone, chain = known.likeliest(), known.likeliest(beside=True)
+    assert (alone.name, list(alone.token_ids), alone.siblings) == (PROBED, [7], ())
+    assert (chain.name, list(chain.token_ids), chain.survival) == (PROBED, [7], alone.survival)
+    chances = dict(chain.siblings)
+    assert [*chances] == [2, 20, 21], "what lookup gives, and the likeliest others"
+    assert chances[2] == pytest.approx(known.lookup.likelihood)
+    assert list(chances.values()) == sorted(chances.values(), reverse=True)
+    assert chain.survival[0] + sum(chances.values()) <= 1
+    probed(known, 2, 0.5, (20, 0.2), (21, 0.1), (22, 0.01))
+    agreed = known.likeliest(beside=True)
+    assert (agreed.name, [token for token, _ in agreed.siblings]) == (LOOKUP, [20, 21, 22])
+
+
+def test_siblings_are_never_likelier_than_what_is_left() -> None:
+    experience = experience_of()
+    for _ in range(200):
+        experience.others.note(True, 0.2)
+    known = known_tokens(experience)
+    probed(known, 2, 0.9, *((token, 0.2) for token in (20, 21, 22)))
+    chain = known.likeliest(beside=True)
+    assert chain.survival[0] + sum(chance for _, chance in chain.siblings) == pytest.approx(1.0)
+
+
+def test_what_siblings_bring_is_learned_and_makes_probes_worth_more() -> None:
+    experience = experience_of()
+    before = experience.others.rate(0.2)
+    known = known_tokens(experience)
+    first = known.gain_of_probe(0.0, 1.0)
+    for token in range(40, 60):
+        probed(known, 7, 0.5, (token, 0.2))
+        known.extend([token, 99], siblings=[token])
+    learned = experience.others.rate(0.2)
+    assert learned > 2 * before
+    more = known.gain_of_probe(0.0, 1.0)
+    assert more > 0.3
+    for token in range(60, 120):
+        probed(known, 7, 0.5, (20, 0.2))
+        known.extend([token, 99], siblings=[20])
+    assert experience.others.rate(0.2) < learned / 2
+    assert known.gain_of_probe(0.0, 1.0) < min(more, first) / 2
 
 
 def test_what_a_grammar_forces_comes_first_and_lookup_goes_on_after_it() -> None:

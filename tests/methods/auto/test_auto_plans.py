@@ -73,6 +73,44 @@ def test_probes_stand_where_they_pay(acceptances: list[float], verify: RowCosts,
             assert more <= filled.worth(rate, 1.0) + 1e-9
 
 
+@given(
+    st.lists(rates, min_size=1, max_size=4),
+    st.lists(rates, max_size=3),
+    tables,
+    st.floats(0.5, 8.0),
+    st.floats(0.3, 3.0),
+)
+def test_no_other_tokens_of_chain_and_siblings_are_worth_more(
+    acceptances: list[float], others: list[float], verify: CostTable, longest: float, pace: float
+) -> None:
+    """Where siblings are taken after the first of the chain, which is the likeliest."""
+    survival, rate = survival_of(acceptances), pace / verify[1]
+    chances = sorted((min(each, survival[0]) for each in others), reverse=True)
+    siblings = [(100 + place, chance) for place, chance in enumerate(chances)]
+    known = Known("lookup", list(range(len(survival))), survival, siblings)
+    worth = {
+        (count, beside): 1 + sum(survival[:count]) + sum(chances[:beside]) - rate * verify[1 + count + beside]
+        for count in range(len(survival) + 1)
+        for beside in range(len(siblings) + 1 if count else 1)
+        if count == 0 or verify[1 + count + beside] <= longest
+    }
+    filled = fill_rows(known, verify, rate, longest, 0.0, 1.0)
+    assert filled.worth(rate, 1.0) == pytest.approx(max(worth.values()))
+    assert filled.worth(rate, 1.0) == pytest.approx(worth[filled.plan.length, filled.beside])
+    assert filled.siblings == tuple(range(100, 100 + filled.beside))
+    assert filled.rows == 1 + filled.plan.length + filled.beside
+
+
+def test_probes_stand_after_siblings_that_may_be_the_last_accepted() -> None:
+    free = [0.0, *[1.0] * 36]
+    known = Known("probe", [7], [0.4], [(8, 0.35), (9, 0.05)])
+    filled = fill_rows(known, free, 1.0, math.inf, 0.5, 1.0)
+    assert (filled.token_ids, filled.siblings) == ((7,), (8, 9))
+    assert filled.probed == (0, 1, 2)  # 0.2 that none is accepted, 0.4 and 0.35; not after the one of 0.05
+    assert filled.plan.tokens == pytest.approx(1.8)
+    assert filled.gain == pytest.approx(0.5 * 0.95)
+
+
 def test_a_dip_is_used() -> None:
     verify = [0.0, 1.0, 1.6, 1.6, 1.6, 0.9, *[2.0] * 31]
     known = Known("lookup", [1, 2, 3, 4], [0.5, 0.1, 0.05, 0.02])

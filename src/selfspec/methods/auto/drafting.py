@@ -291,7 +291,7 @@ class AutoDrafter(Drafter):
             return planned.plain(held_back=True)
         planned.backs_off = False
         planned.preparing += self._catch_up_alone()
-        self._known.read_probe(played.probed_token)
+        self._known.read_probe(played.probed)
         if not planned.layers_follow and planned.layers_are_worth > -math.inf and self._followed >= _MOST_FOLLOWED:
             return None
         longest = self.longest(planned.verify[1])
@@ -340,7 +340,7 @@ class AutoDrafter(Drafter):
             longest -= planned.needed_by_layers
         if not planned.gain and not self._known.any:
             return None, least
-        known = self._known.likeliest()
+        known = self._known.likeliest(beside=self._runs and planned.follow is not None)
         trust = self._trust[known.name].value
         filled = fill_rows(known, planned.known, self._pace.rate(step), stake(longest, step), planned.gain, trust)
         if self._step_is_due(filled.plan.tokens - 1):
@@ -365,7 +365,7 @@ class AutoDrafter(Drafter):
         self._learn_of_tokens(planned, committed, confidences, feedback.accepted)
         if planned.guess is not None and confidences:
             self._layers.note_forwards(len(confidences), drafting / planned.costs[1])
-        self._known.read_probe(feedback.probed_token)
+        self._known.read_probe(() if feedback.probed_token is None else (feedback.probed_token,))
         # Seconds as costs are, not as they were in this round, so that one disturbed round does not end drafting.
         rows, seconds = 1 + len(feedback.proposal.rows), feedback.seconds
         is_step = rows == 1 or (planned.is_step and planned.guess is None)
@@ -458,7 +458,7 @@ class AutoDrafter(Drafter):
         if planned.shared is None:
             self.verify_costs.count(played.rows)
         self._followed += len(token_ids)
-        self._learn_of_tokens(planned, token_ids, played.confidences, played.accepted)
+        self._learn_of_tokens(planned, token_ids, played.confidences, played.accepted, played.siblings)
         if planned.backs_off:
             self._unplanned += 1
             seconds = planned.step + self._backoff.round_seconds
@@ -475,13 +475,18 @@ class AutoDrafter(Drafter):
             self._saved_by_known += tokens * step - seconds
 
     def _learn_of_tokens(
-        self, planned: PlannedRound, token_ids: Sequence[int], confidences: Sequence[float], accepted: int
+        self,
+        planned: PlannedRound,
+        token_ids: Sequence[int],
+        confidences: Sequence[float],
+        accepted: int,
+        siblings: Sequence[int] = (),
     ) -> None:
         """Scores by the tokens of a round what was known, and what was drafted, unless the request is held back."""
         if self._backoff.on:
             self._known.put_off(token_ids)
         elif planned.guess is None:
-            self._known.extend(token_ids)
+            self._known.extend(token_ids, siblings)
             self._forget(faded(len(token_ids)))
         else:
             self._known.extend(token_ids)
@@ -533,7 +538,7 @@ class AutoDrafter(Drafter):
         if rest := feedback.acceptance.token_ids[self._followed :]:
             last = feedback.run[-1]
             self.learn_of_run(last if len(rest) == len(last.token_ids) else replace(last, token_ids=rest))
-        self._known.read_probe(feedback.run[-1].probed_token)
+        self._known.read_probe(feedback.run[-1].probed)
         seconds, rows = feedback.seconds, [each.rows for each in feedback.run]
         if planned.shared is not None:
             self._share(planned, feedback, began, rows)

@@ -1,12 +1,23 @@
 """What ``auto`` knows of the coming tokens without a draft: prompt lookup, a probe's choice, what a grammar forces."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from selfspec.decoding.drafter import Prefill
 from selfspec.methods.auto.mask_embeddings import MaskEmbeddings
-from selfspec.planning.acceptance_tables import AGREED, SPELLING, AcceptanceRate, Lookup, ProbedToken
+from selfspec.planning.acceptance_tables import (
+    AGREED,
+    BESIDE,
+    OTHERS,
+    SPELLING,
+    AcceptanceRate,
+    Lookup,
+    ProbedToken,
+)
 from selfspec.planning.plans import MOST_DRAFTED, Known, gain_of_probe
+from selfspec.runtimes.chain import Probed
+from selfspec.runtimes.costs.rows import MOST_SIBLINGS
 
 LOOKUP, EARLIER, PROBED, FORCED = "lookup", "earlier", "probe", "grammar"
 
@@ -15,6 +26,9 @@ _NEW = 2.0
 
 _FADING = 0.95
 """Share that is kept of what was counted, with each probed token that was right."""
+
+_WORTH_BESIDE = 0.5
+"""Share of the tokens that siblings bring which their rows are not worth, about."""
 
 LIKELIEST = 0.95
 """Acceptance rate that is never exceeded. If drafting would not pay at it, a batch does not look for any."""
@@ -34,6 +48,10 @@ class Experience:
     """Of tokens that lookup finds and that were chosen after a probe, too, by the length of the match."""
     spelling: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(SPELLING))
     """Of tokens that spell what a grammar forces."""
+    others: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(OTHERS))
+    """Of the next likeliest tokens after a probe, by their probability."""
+    beside: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(BESIDE))
+    """Of rounds after a probe: whether one of these was accepted."""
 
 
 class KnownTokens:
@@ -51,6 +69,7 @@ class KnownTokens:
         self.lookup = Lookup((), experience.lookup.of_request(), prefill.earlier)
         self.mask_embeddings = mask_embeddings
         self._probes = experience.probes.of_request()
+        self._others, self._beside = experience.others.of_request(), experience.beside.of_request()
         self._agreed = experience.agreed.of_request()
         self._spelling = experience.spelling.of_request()
         self._find_forced, self._output = prefill.forced, [prefill.first_token]
@@ -87,14 +106,34 @@ class KnownTokens:
         return min(self.lookup.likelihood, LIKELIEST)
 
     def gain_of_probe(self, row: float, rate: float) -> float:
-        """What a probe for the next round's first draft token is worth, in tokens (``planning.plans``).
+        """What a probe for the next round's first draft tokens is worth, in tokens (``planning.plans``).
 
         Tokens that are right where lookup gives the same are worth nothing: they are verified without a probe.
         """
-        return gain_of_probe(self._probes.outlook(), row, rate) * self._novel / self._right
+        first = gain_of_probe(self._probes.outlook(), row, rate) * self._novel / self._right
+        return first + _WORTH_BESIDE * self._beside.rate()
 
-    def likeliest(self) -> Known:
-        """The tokens that are likeliest to come next."""
+    def likeliest(self, *, beside: bool = False) -> Known:
+        """The tokens that are likeliest to come next; with others for the place of the first where ``beside``."""
+        known = self._likeliest_chain()
+        if not beside or self._probed.token is None or known.name == FORCED or not known.survival:
+            return known
+        return replace(known, siblings=self._siblings(known.token_ids[0], known.survival[0]))
+
+    def _siblings(self, first: int, chance: float) -> list[tuple[int, float]]:
+        """Tokens that may come in place of one that is right with a probability, the likeliest first."""
+        probed, match, left = self._probed, self.lookup.match_after(), 1 - chance
+        found = {token_id: self._others.rate(confidence) for token_id, confidence in probed.others}
+        if probed.token is not None:
+            found[probed.token] = left * self._probes.rate(probed.confidence)
+        if match.length:
+            found[self.lookup.tokens(match, 1)[0]] = self.lookup.likelihood
+        found.pop(first, None)
+        scale = min(1.0, left / max(sum(found.values()), left))
+        likeliest = sorted(found.items(), key=itemgetter(1), reverse=True)[:MOST_SIBLINGS]
+        return [(token_id, scale * own) for token_id, own in likeliest]
+
+    def _likeliest_chain(self) -> Known:
         if forced := self._forced_next():
             return self._after_forced(forced)
         probed, match = self._probed, self.lookup.match_after()
@@ -136,15 +175,15 @@ class KnownTokens:
             self._forced = None
             self._output += committed
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Appends the tokens of a round to the text, and scores by them what was known."""
-        self._score_probe(token_ids)
+    def extend(self, token_ids: Sequence[int], siblings: Sequence[int] = ()) -> None:
+        """Appends the tokens of a round to the text, and scores by them what was known; ``siblings`` were verified."""
+        self._score_probe(token_ids, siblings)
         self._score_forced(token_ids)
         self.lookup.extend(token_ids)
 
     def put_off(self, token_ids: Sequence[int]) -> None:
         """The same for a round for which nothing was planned; ``catch_up`` looks them up."""
-        self._score_probe(token_ids)
+        self._score_probe(token_ids, ())
         self._score_forced(token_ids)
         self._unread += token_ids
 
@@ -159,12 +198,12 @@ class KnownTokens:
         self._right -= share * (self._right - _NEW)
         self._novel -= share * (self._novel - _NEW)
 
-    def read_probe(self, probed: tuple[int, float] | None) -> None:
+    def read_probe(self, probed: Probed) -> None:
         """Takes what the probe after the last accepted row gave, if there is one."""
-        if probed is not None:
-            self._probed = ProbedToken(*probed, self.mask_embeddings.kind)
+        if probed:
+            self._probed = ProbedToken(*probed[0], probed[1:], self.mask_embeddings.kind)
 
-    def _score_probe(self, committed: Sequence[int]) -> None:
+    def _score_probe(self, committed: Sequence[int], siblings: Sequence[int]) -> None:
         if self._probed.token is None:
             return
         right, match = committed[0] == self._probed.token, self.lookup.match_after()
@@ -175,5 +214,9 @@ class KnownTokens:
             self._right = _NEW + _FADING * (self._right - _NEW) + 1
             self._novel = _NEW + _FADING * (self._novel - _NEW) + (not agrees)
         self._probes.note(right, self._probed.confidence)
+        for token_id, confidence in self._probed.others:
+            self._others.note(committed[0] == token_id, confidence)
+        if self._probed.others:
+            self._beside.note(not right and committed[0] in siblings)
         self.mask_embeddings.note(self._probed.mask, right)
         self._probed = ProbedToken()

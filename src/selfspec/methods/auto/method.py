@@ -39,7 +39,7 @@ from selfspec.planning.acceptance_tables import (
 from selfspec.planning.allowance import AnswerLengths, HostTime
 from selfspec.runtimes.costs.live import LiveCosts
 from selfspec.runtimes.costs.measuring import estimate_row_costs, measure_row_costs
-from selfspec.runtimes.costs.rows import MOST_PROBES, RowCosts
+from selfspec.runtimes.costs.rows import MOST_PROBES, MOST_SIBLINGS, RowCosts
 from selfspec.runtimes.mtp_head import MtpHead
 from selfspec.runtimes.target import Target
 
@@ -92,8 +92,8 @@ class Auto(Method):
 
     @property
     def needs(self) -> Needs:
-        """Cache slots for probes beside the known tokens, and what the checkpoint's head reads."""
-        probes = Needs(sibling_rows=MOST_PROBES)
+        """Cache slots for siblings and probes beside the known tokens, and what the checkpoint's head reads."""
+        probes = Needs(sibling_rows=MOST_PROBES + MOST_SIBLINGS)
         return probes if self._head is None else Needs.union([probes, needs_of(self._head, MtpSettings())])
 
     def begin(self, prefill: Prefill) -> Drafter:

@@ -69,10 +69,20 @@ class PlannedRound:
         """The rows that a verification of ``rows`` is filled up to."""
         return self.fills[rows] if self.fills else rows
 
-    def _chain(self, tokens: tuple[int, ...], forecast: Forecast | None, probed: tuple[int, ...] = ()) -> TokenDraft:
-        """Tokens and padding, as many as there are rows."""
-        chain = tokens + (PADDING,) * (self.rows - 1 - len(tokens) - len(probed))
-        return TokenDraft(chain, TokenTree.chain(len(chain)), probed, self.follow, self.name, forecast)
+    def _chain(
+        self,
+        tokens: tuple[int, ...],
+        forecast: Forecast | None,
+        siblings: tuple[int, ...] = (),
+        probed: tuple[int, ...] = (),
+    ) -> TokenDraft:
+        """Tokens and padding, as many as there are rows, and siblings of the first."""
+        chained, padding = len(tokens), self.rows - 1 - len(tokens) - len(siblings) - len(probed)
+        tree = TokenTree.chain(chained + padding, len(siblings))
+        if padding:
+            tokens += (PADDING,) * padding
+            probed = tuple(row if row <= chained else row + padding for row in probed)
+        return TokenDraft(tokens + siblings, tree, probed, self.follow, self.name, forecast)
 
     @property
     def is_known(self) -> bool:
@@ -111,8 +121,8 @@ class PlannedRound:
     def take(self, filled: FilledRows) -> TokenDraft:
         """A draft of known tokens, and probes beside them."""
         self.name, self.guess, self.is_step = (filled.known.name if filled.plan.length else PLAIN), None, False
-        self.expected, self.rows = filled.plan.tokens, self.filled(1 + filled.plan.length + len(filled.probed))
-        return self._chain(filled.token_ids, forecast_of(filled.plan, self.verify), filled.probed)
+        self.expected, self.rows = filled.plan.tokens, self.filled(filled.rows)
+        return self._chain(filled.token_ids, forecast_of(filled.plan, self.verify), filled.siblings, filled.probed)
 
     def expected_drafting(self, feedback: Feedback) -> float:
         """Seconds of the draft's forwards if all that share them make as many; 0 if no layers drafted."""

@@ -14,6 +14,9 @@ MOST_ROWS = 36
 MOST_PROBES = 3
 """Most probes of a forward in a chain."""
 
+MOST_SIBLINGS = 3
+"""Most tokens of a forward in a chain that are known for the place of the first, beside it."""
+
 _DISTURBED = 1.5
 """Times as long as more rows that one row takes where a measurement is taken to have been disturbed."""
 
