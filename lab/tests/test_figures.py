@@ -143,4 +143,4 @@ def test_a_result_with_uncommitted_changes_is_not_shown(
     other = result | {"hardware": result["hardware"] | {"processor": "another"}}
     with pytest.raises(ValueError, match="several machines"):
         results.origin({"one": result, "two": other}, "results")
-    assert "AMD EPYC, 2 threads on 2 cores" in results.origin({"one": result}, "results")
+    assert "AMD EPYC, family 26 model 2, 2 threads on 2 cores" in results.origin({"one": result}, "results")
