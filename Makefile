@@ -69,7 +69,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-reco
 SANITIZED := $(addprefix tests/,$(addprefix runtimes/test_,adapting.py blocks.py cache_bits.py drawing.py latent.py \
 	low_bit.py mixtures.py native.py quantise.py reading.py recurrent.py seen_text.py several_sequences.py shadow_head.py) \
 	$(addprefix loading/test_,gguf_experts.py gguf_hybrids.py gguf_model.py mxfp4_checkpoints.py quantised_checkpoints.py) \
-	decoding/test_chains.py decoding/test_runs.py)
+	decoding/test_chains.py decoding/test_runs.py decoding/test_siblings.py)
 test-sanitized: $(INSTALLED)
 	LD_PRELOAD="$(foreach library,asan ubsan stdc++,$(shell g++ -print-file-name=lib$(library).so))" CXX=g++ CXXFLAGS="$(SANITIZERS)" \
 		ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 OMP_NUM_THREADS=2 $(BIN)/python -m pytest --quiet --capture=no $(SANITIZED)
