@@ -145,8 +145,10 @@ template <class T> void run(int bits) {
     std::vector<long> tokens(limit + 1), guesses(limit), one{drawn.back()};
     std::vector<float> confidences(limit);
     tokens[0] = drawn.back();
-    ChainSequence sequence{together.caches.data(), ROOM, start, limit, tokens.data(), confidences.data(), guesses.data(), 0,
-                           nullptr, 0, nullptr, nullptr, nullptr, {77, start + 1, 0.8f}};
+    ChainSequence sequence{};
+    sequence.caches = together.caches.data(), sequence.capacity = ROOM, sequence.start = start, sequence.limit = limit;
+    sequence.tokens = tokens.data(), sequence.confidences = confidences.data(), sequence.guesses = guesses.data();
+    sequence.drawing = {77, start + 1, 0.8f};
     const CosSin table{model.cosine.data(), model.sine.data(), DIM, 1};
     Forward forward = model.forward(&table);
     forward.head = &model.head;
