@@ -118,16 +118,11 @@ class TokenDraft:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.tree)
-        if self.follow is not None and self.tree != TokenTree.chain(self.chained, len(self.tree) - self.chained):
+        tree = self.tree
+        if self.follow is not None and tree != TokenTree.chain(tree.chained, len(tree) - tree.chained):
             raise InvalidParameterError(
                 "a run verifies chains with siblings of their first token; leave follow out, or draft one"
             )
-
-    @property
-    def chained(self) -> int:
-        """Tokens of the chain that it begins with; those after it are siblings of the first in a run."""
-        parents = self.tree.parents
-        return len(parents) if self.tree.is_chain else next(i for i, parent in enumerate(parents) if parent != i - 1)
 
     def cut(self, depth: int, nodes: int) -> "TokenDraft":
         """Its first nodes, those that are not too deep; without probes where one is left out, or nothing follows."""

@@ -262,7 +262,7 @@ class _Run:
         if isinstance(draft, MtpDraft):
             limit, stop = min(draft.limit, room, self._most_rows - 1), draft.stop
             return NextRows(head=HeadDraft(limit, None if stop is None else stop.stops) if limit > 0 else None)
-        chained, most = draft.chained, min(room, self._most_rows - 1)
+        chained, most = draft.tree.chained, min(room, self._most_rows - 1)
         known, siblings = draft.token_ids[: min(chained, most)], draft.token_ids[chained:] if most > 0 else ()
         probes = draft.probes[:MOST_PROBES] if chained <= most and room > 0 else ()
         beside = len(siblings) + len(probes)
@@ -276,9 +276,9 @@ class _Run:
         if isinstance(self._planned, RunDraft) and len(drafted) > self._written:
             coming, token_ids = self._coming, tuple(drafted[self._written :])
             head = coming.head or HeadDraft(0)
-            known, probes, confidences = (*coming.known, *head.token_ids), tuple(coming.probes), tuple(head.confidences)
-            played = RunRound(self._planned, known, token_ids, probes, tuple(probed), confidences, seconds)
-            self._rounds.append(replace(played, siblings=tuple(coming.siblings)) if coming.siblings else played)
+            known, siblings = (*coming.known, *head.token_ids), tuple(coming.siblings)
+            rest = tuple(coming.probes), tuple(probed), tuple(head.confidences), seconds, siblings
+            self._rounds.append(RunRound(self._planned, known, token_ids, *rest))
         self._written = len(drafted)
 
     def rounds(self, token_ids: list[int]) -> tuple[RunRound, ...]:

@@ -52,7 +52,12 @@ class TokenTree:
     @cached_property
     def is_chain(self) -> bool:
         """Whether no node has a sibling."""
-        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+        return self.chained == len(self.parents)
+
+    @cached_property
+    def chained(self) -> int:
+        """Nodes of the chain that it begins with."""
+        return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self.parents))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
